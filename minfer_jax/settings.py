@@ -1,0 +1,63 @@
+"""The one module that reads environment variables.
+
+Everything else gets a frozen `Settings`. It is read at the edge (command line, `load`) and
+never inside a graph builder: a graph is a function of its `GraphParams` alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the environment asks for. All fields are host-side; none is a graph's identity."""
+
+    home: Path
+    """Where models and compiled graphs are cached: `MINFER_HOME`, else the platform's cache."""
+    model: str | None = None
+    """`MINFER_MODEL`: the model used when `-m` is not given."""
+    timing: bool = False
+    """`MINFER_TIMING=1`: one line on stderr for every ubatch."""
+    rebuild_trace: bool = False
+    """`MINFER_REBUILD_TRACE=1`: one line on stderr for every graph that is built, with why."""
+    verify_graph: bool = False
+    """`MINFER_VERIFY_GRAPH=1`: trace every new graph twice and compare the jaxprs."""
+    reuse_disabled: bool = False
+    """`MINFER_GRAPH_REUSE_DISABLE=1`: build a graph for every ubatch (to measure what reuse saves)."""
+    fuse_qkv: bool = True
+    """`MINFER_NO_FUSE_QKV=1` turns the joined Q, K, V product off."""
+    fuse_ffn: bool = True
+    """`MINFER_NO_FUSE_FFN=1` turns the joined gate and up product off."""
+
+    @property
+    def models_dir(self) -> Path:
+        return self.home / "models"
+
+    @property
+    def xla_dir(self) -> Path:
+        return self.home / "xla"
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+        env = os.environ if env is None else env
+
+        def flag(name: str) -> bool:
+            return env.get(name, "") not in ("", "0")
+
+        home = env.get("MINFER_HOME")
+        return cls(
+            home=Path(home).expanduser() if home else Path(platformdirs.user_cache_dir("minfer_jax")),
+            model=env.get("MINFER_MODEL") or None,
+            timing=flag("MINFER_TIMING"),
+            rebuild_trace=flag("MINFER_REBUILD_TRACE"),
+            verify_graph=flag("MINFER_VERIFY_GRAPH"),
+            reuse_disabled=flag("MINFER_GRAPH_REUSE_DISABLE"),
+            fuse_qkv=not flag("MINFER_NO_FUSE_QKV"),
+            fuse_ffn=not flag("MINFER_NO_FUSE_FFN"),
+        )

@@ -1,0 +1,51 @@
+"""What all tests share: strict jax settings, the two real models, and the goldens."""
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+# Nothing above imports jax, which reads these once, when it is imported.
+os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def _unavailable(reason: str) -> NoReturn:
+    """Skips; but a CI run that skipped these tests would prove nothing, so there it fails."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def _model(name: str) -> Path:
+    from minfer_jax.errors import FetchError
+    from minfer_jax.hub import resolve
+    from minfer_jax.settings import Settings
+
+    try:
+        return resolve(name, models_dir=Settings.from_env().models_dir)
+    except FetchError as error:
+        _unavailable(str(error))
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2 135M Instruct, Q4_1, in the model cache."""
+    return _model("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M, Q4_K_M, in the model cache."""
+    return _model("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def conformance_dir() -> Path:
+    """The folder of goldens, which lies beside the checkout and not in it."""
+    folder = Path(__file__).parents[2] / "shared" / "conformance"
+    if not folder.is_dir():
+        _unavailable(f"the goldens are not here: no folder {folder}")
+    return folder

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import platformdirs
 
+DEMO_MODEL = "smollm2"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -20,8 +22,8 @@ class Settings:
 
     home: Path
     """Where models and compiled graphs are cached: `MINFER_HOME`, else the platform's cache."""
-    model: str | None = None
-    """`MINFER_MODEL`: the model used when `-m` is not given."""
+    model: str = DEMO_MODEL
+    """The model used when none is named: `MINFER_MODEL`, else the demo model."""
     timing: bool = False
     """`MINFER_TIMING=1`: one line on stderr for every ubatch."""
     rebuild_trace: bool = False
@@ -29,7 +31,7 @@ class Settings:
     verify_graph: bool = False
     """`MINFER_VERIFY_GRAPH=1`: trace every new graph twice and compare the jaxprs."""
     reuse_disabled: bool = False
-    """`MINFER_GRAPH_REUSE_DISABLE=1`: build a graph for every ubatch (to measure what reuse saves)."""
+    """`MINFER_GRAPH_REUSE_DISABLE=1`: build a graph for every ubatch, to measure reuse."""
     fuse_qkv: bool = True
     """`MINFER_NO_FUSE_QKV=1` turns the joined Q, K, V product off."""
     fuse_ffn: bool = True
@@ -52,8 +54,10 @@ class Settings:
 
         home = env.get("MINFER_HOME")
         return cls(
-            home=Path(home).expanduser() if home else Path(platformdirs.user_cache_dir("minfer_jax")),
-            model=env.get("MINFER_MODEL") or None,
+            home=Path(home).expanduser()
+            if home
+            else Path(platformdirs.user_cache_dir("minfer_jax")),
+            model=env.get("MINFER_MODEL") or DEMO_MODEL,
             timing=flag("MINFER_TIMING"),
             rebuild_trace=flag("MINFER_REBUILD_TRACE"),
             verify_graph=flag("MINFER_VERIFY_GRAPH"),

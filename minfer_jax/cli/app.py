@@ -1,0 +1,190 @@
+"""Commands and their flags. Bodies are imported when a command runs, so that help is instant."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from minfer_jax.cli import flags
+from minfer_jax.cli.config import ConfigFile
+
+_app = typer.Typer(
+    name="minfer-jax",
+    help="Run GGUF language models on JAX: on a GPU, a TPU or a plain CPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def run(argv: list[str] | None = None) -> int:
+    """Parse and run; the exit code. Errors of this package pass through."""
+    try:
+        code = _app(args=argv, standalone_mode=False)
+    except typer.TyperException as error:
+        # The vendored parser's own exceptions word their message; --help and the like have none.
+        words = getattr(error, "format_message", None)
+        if message := words() if words else str(error):
+            print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        return 2
+    except typer.Abort:
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        print(f"minfer-jax {version('minfer-jax')}")
+        raise typer.Exit()
+
+
+@_app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
+@_app.command()
+def generate(
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROMPT]", help="The prompt; - reads it from stdin."),
+    ] = None,
+    model: flags.Model = None,
+    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="The prompt.")] = None,
+    file: Annotated[str | None, typer.Option("-f", "--file", help="Read the prompt here.")] = None,
+    system: Annotated[
+        str, typer.Option("-sys", "--system", help="System message for the chat template.")
+    ] = "",
+    no_template: Annotated[
+        bool, typer.Option("--no-template", help="Continue the prompt as it is.")
+    ] = False,
+    n_predict: Annotated[
+        int, typer.Option("-n", "--n-predict", help="Most tokens; -1: until the context is full.")
+    ] = 512,
+    n_ctx: Annotated[
+        int, typer.Option("-c", "--n-ctx", "--ctx-size", help="Context in tokens; 0: the model's.")
+    ] = 2048,
+    n_ubatch: Annotated[
+        int, typer.Option("-ub", "--n-ubatch", "--ubatch-size", help="Prompt tokens per call.")
+    ] = 512,
+    seed: Annotated[int, typer.Option("-s", "--seed", help="-1 draws one.")] = 42,
+    temp: Annotated[float, typer.Option("--temp", help="0: always the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option("--top-k", help="0: off.")] = 40,
+    top_p: Annotated[float, typer.Option("--top-p", help="1.0: off.")] = 0.95,
+    min_p: Annotated[float, typer.Option("--min-p", help="0.0: off.")] = 0.05,
+    repeat_penalty: Annotated[float, typer.Option("--repeat-penalty", help="1.0: off.")] = 1.0,
+    repeat_last_n: Annotated[
+        int, typer.Option("--repeat-last-n", help="Window of the penalties; -1: everything.")
+    ] = 64,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="0.0: off.")
+    ] = 0.0,
+    presence_penalty: Annotated[float, typer.Option("--presence-penalty", help="0.0: off.")] = 0.0,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="End before this text; may be repeated.", show_default=False),
+    ] = None,
+    flash_attn: Annotated[
+        str, typer.Option("-fa", "--flash-attn", help="on, off or auto: the attention form.")
+    ] = "auto",
+    exact: Annotated[
+        bool, typer.Option("--exact", help="float32 activations and KV, full precision.")
+    ] = False,
+    device: flags.Device = "auto",
+    json: flags.Json = False,
+    config: ConfigFile = None,
+    debug: flags.Debug = False,
+) -> int:
+    """Answer a prompt, or continue it with --no-template."""
+    from minfer_jax.cli.generate import Request, run_generate
+
+    return run_generate(
+        Request(
+            model=model,
+            prompt=[p for p in (text, prompt) if p is not None],
+            file=file,
+            system=system,
+            no_template=no_template,
+            n_predict=n_predict,
+            n_ctx=n_ctx,
+            n_ubatch=n_ubatch,
+            sampling={
+                "seed": seed,
+                "temp": temp,
+                "top_k": top_k,
+                "top_p": top_p,
+                "min_p": min_p,
+                "repeat_penalty": repeat_penalty,
+                "repeat_last_n": repeat_last_n,
+                "frequency_penalty": frequency_penalty,
+                "presence_penalty": presence_penalty,
+            },
+            stop=stop or [],
+            flash_attn=flash_attn,
+            exact=exact,
+            device=device,
+            json=json,
+        )
+    )
+
+
+@_app.command()
+def info(
+    model: flags.Model = None,
+    n_ctx: Annotated[
+        int, typer.Option("-c", "--n-ctx", "--ctx-size", help="Context to size memory for.")
+    ] = 2048,
+    json: flags.Json = False,
+    debug: flags.Debug = False,
+) -> None:
+    """Print a model's metadata, tensors and memory needs."""
+    from minfer_jax.cli.info import run_info
+
+    run_info(model, n_ctx=n_ctx, json=json)
+
+
+@_app.command()
+def tokenize(
+    text: Annotated[str, typer.Argument(help="The text; - reads it from stdin.")],
+    model: flags.Model = None,
+    no_bos: Annotated[
+        bool, typer.Option("--no-bos", help="Do not add the model's own special tokens.")
+    ] = False,
+    no_parse_special: Annotated[
+        bool, typer.Option("--no-parse-special", help="Read control tokens as plain text.")
+    ] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="Only the ids, as a Python list.")] = False,
+    json: flags.Json = False,
+    debug: flags.Debug = False,
+) -> None:
+    """Print the token ids and pieces of a text."""
+    from minfer_jax.cli.tokenize import run_tokenize
+
+    run_tokenize(
+        model,
+        text,
+        add_special=not no_bos,
+        parse_special=not no_parse_special,
+        ids_only=ids,
+        json=json,
+    )
+
+
+@_app.command()
+def doctor(
+    device: flags.Device = "auto", json: flags.Json = False, debug: flags.Debug = False
+) -> None:
+    """Print versions, devices found and in use, native code and caches."""
+    from minfer_jax.cli.doctor import run_doctor
+
+    run_doctor(device, json=json)

@@ -1,0 +1,81 @@
+"""XLA's persistent compilation cache, in a folder of our own that is safe to share a disk with.
+
+The folder is named after the versions of jax and jaxlib and the CPU's features: compiled host
+code from another machine can crash here. It is readable by the user alone, because loading a
+cached executable is running code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import jax
+
+_counts = {"/jax/compilation_cache/cache_hits": 0, "/jax/compilation_cache/cache_misses": 0}
+_listening = False
+
+
+def enable(root: Path) -> Path | None:
+    """Keep compiled graphs under `root`; the folder in use, or None if it cannot be used.
+
+    A cache folder that the user has configured in jax is left as it is. A folder that cannot be
+    written, or that belongs to somebody else, means no cache, never an error.
+    """
+    _listen()
+    # jax adds its flags to `config` at run time.
+    configured = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    folder = root / cache_key()
+    if configured and Path(configured) != folder:
+        return Path(configured)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+            return None
+        folder.chmod(0o700)
+    except OSError:
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # The defaults skip what compiles in under a second, which is most of our graphs.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return folder
+
+
+def cache_key() -> str:
+    """The part of the folder's name that changes whenever old entries must not be loaded."""
+    from jaxlib.version import __version__ as jaxlib_version
+
+    features = hashlib.sha256(_cpu_features().encode()).hexdigest()[:12]
+    return f"jax{jax.__version__}-jaxlib{jaxlib_version}-{platform.machine()}-{features}"
+
+
+def lookups() -> tuple[int, int]:
+    """Hits and misses of the cache since `enable` was first called in this process."""
+    hits, misses = _counts.values()
+    return hits, misses
+
+
+def _listen() -> None:
+    global _listening
+    if not _listening:
+        jax.monitoring.register_event_listener(_count)
+        _listening = True
+
+
+def _count(event: str, **_: object) -> None:
+    if event in _counts:
+        _counts[event] += 1
+
+
+def _cpu_features() -> str:
+    """Whatever the system says of the CPU's model and instruction sets."""
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return f"{platform.processor()} {platform.version()}"
+    wanted = ("flags", "Features", "model name", "CPU part")
+    lines = {line for line in info.splitlines() if line.startswith(wanted)}
+    return "\n".join(sorted(lines))

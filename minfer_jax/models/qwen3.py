@@ -1,0 +1,25 @@
+"""Qwen3 (Yang et al. 2025): Qwen2's shape with a norm on every query and key head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from minfer_jax.gguf import GGUFFile
+from minfer_jax.models import llama
+from minfer_jax.models.hparams import HParams, read_hparams
+from minfer_jax.models.tensors import TensorList, TensorSpec, decoder_tensors
+
+
+def hparams(file: GGUFFile) -> HParams:
+    return replace(read_hparams(file), qk_norm=True)
+
+
+def tensors(hp: HParams) -> TensorList:
+    norms = [("attn_q_norm", hp.head_dim_k), ("attn_k_norm", hp.head_dim_k)]
+    # The re-ranker head of the same family: present in some files, no part of the language model.
+    reranker = TensorSpec("cls.output.weight", (hp.n_embd,), required=False)
+    bias = ("attn_q", "attn_k", "attn_v", "attn_output")
+    return decoder_tensors(hp, bias=bias, layer_norms=norms, extra=[reranker])
+
+
+graph = llama.graph

@@ -1,0 +1,73 @@
+"""What a request may ask of the sampler, checked once."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+
+from minfer_jax.errors import UsageError
+
+RANDOM_SEED = -1
+_SEEDS = 1 << 64
+
+
+def draw_seed() -> int:
+    """A fresh seed of 64 random bits."""
+    return secrets.randbits(64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Sampling parameters of one request, with llama.cpp's meanings. All are data.
+
+    Raises `UsageError` for a value out of range, `nan` and numbers of the wrong type included.
+    """
+
+    seed: int = 42
+    """0 to 2**64 - 1, or -1 for one drawn at random, which `Sampler.seed` then tells."""
+    temp: float = 0.8
+    """0 or less takes the highest logit, the lowest id among equals."""
+    top_k: int = 40
+    """Keep the k highest; 0 or less keeps all."""
+    top_p: float = 0.95
+    """Keep the most likely whose probabilities reach p together; 1 or more keeps all."""
+    min_p: float = 0.05
+    """Keep those at least p times as likely as the most likely; 0 keeps all."""
+    repeat_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in the window; 1 is off."""
+    repeat_last_n: int = 64
+    """Window of the three penalties in tokens, the prompt's tail included; -1: all, 0: off."""
+    frequency_penalty: float = 0.0
+    """Subtracted for each occurrence in the window."""
+    presence_penalty: float = 0.0
+    """Subtracted once if the token occurs in the window."""
+
+    def __post_init__(self) -> None:
+        self._integer("seed", -1, _SEEDS - 1)
+        self._integer("top_k", -(1 << 31), (1 << 31) - 1)
+        self._integer("repeat_last_n", -1, (1 << 31) - 1)
+        self._real("temp", -1e6, 1e6)
+        self._real("top_p", 0.0, 1e6)
+        self._real("min_p", 0.0, 1e6)
+        self._real("repeat_penalty", 1e-6, 1e6)
+        self._real("frequency_penalty", -1e6, 1e6)
+        self._real("presence_penalty", -1e6, 1e6)
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether any penalty does anything."""
+        off = (1.0, 0.0, 0.0)
+        penalties = (self.repeat_penalty, self.frequency_penalty, self.presence_penalty)
+        return self.repeat_last_n != 0 and penalties != off
+
+    def _integer(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise UsageError(f"{name} is {value!r}; allowed: integers from {low} to {high}")
+
+    def _real(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or not low <= value <= high:
+            raise UsageError(f"{name} is {value!r}; allowed: numbers from {low:g} to {high:g}")

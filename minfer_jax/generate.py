@@ -71,16 +71,16 @@ def generate(
     """Feed `prompt` to an empty or continued context and yield text, in whole characters.
 
     `n_predict` is the most tokens to generate, -1 for as many as the context holds. `abort` is
-    asked between steps. `into` is filled in as the loop goes.
+    asked between steps. `into`, a fresh `Generation`, is filled in as the loop goes.
 
     Raises `ContextFullError` before any compute if the prompt leaves no room for a token, and
     `UsageError` for an empty prompt or stop string.
     """
     if not prompt:
         raise UsageError("the prompt is empty and the model adds no token of its own to it")
-    if n_predict < -1:
+    if isinstance(n_predict, bool) or not isinstance(n_predict, int) or n_predict < -1:
         raise UsageError(
-            f"n_predict is {n_predict}; allowed: -1 (until the context is full) or more"
+            f"n_predict is {n_predict!r}; allowed: integers from -1 (until the context is full)"
         )
     _check_room(context, len(prompt))
     out = into if into is not None else Generation()
@@ -131,8 +131,11 @@ class _Loop:
 
     def tokens(self, prompt: Sequence[int]) -> Iterator[int]:
         """Tokens up to an end token, the budget or the end of the context."""
-        if not self.evaluate(prompt):
+        stats = self.out.stats
+        seconds = self.evaluate(prompt)
+        if seconds is None:
             return
+        stats.n_prompt, stats.prefill_s = len(prompt), seconds
         n = 0
         while n != self.n_predict:
             token = self.sampler.sample(self.context.logits())
@@ -143,13 +146,15 @@ class _Loop:
             n += 1
             if n == self.n_predict or self.context.memory.free_cells() == 0:
                 break
-            if not self.evaluate([token]):
+            seconds = self.evaluate([token])
+            if seconds is None:
                 return
+            stats.n_decoded += 1
+            stats.decode_s += seconds
         self.out.finish_reason = "length"
 
-    def evaluate(self, tokens: Sequence[int]) -> bool:
-        """Run the model on `tokens` and account for it; False if asked to abort."""
-        stats = self.out.stats
+    def evaluate(self, tokens: Sequence[int]) -> float | None:
+        """Run the model on `tokens`; seconds without the building of graphs, None if aborted."""
         built = self.context.perf.build_seconds
         started = time.perf_counter()
         status = self.context.decode(Batch(token=tokens), abort=self.abort)
@@ -158,12 +163,7 @@ class _Loop:
             raise ContextFullError(f"no room in the context for {len(tokens)} tokens")
         if status == 2:
             self.out.finish_reason = "abort"
-            return False
+            return None
         build = self.context.perf.build_seconds - built
-        stats.build_s += build
-        if stats.n_prompt == 0:
-            stats.n_prompt, stats.prefill_s = len(tokens), seconds - build
-        else:
-            stats.n_decoded += 1
-            stats.decode_s += seconds - build
-        return True
+        self.out.stats.build_s += build
+        return seconds - build

@@ -19,11 +19,11 @@ from minfer_jax.batch import Batch
 from minfer_jax.chat import ChatTemplate
 from minfer_jax.context import Context
 from minfer_jax.device import AUTO, select_device
-from minfer_jax.errors import ContextFullError, TemplateError, UsageError
+from minfer_jax.errors import ContextFullError, MinferError, TemplateError, UsageError
 from minfer_jax.generate import FinishReason, GenerateStats, Generation, generate
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.graph import disk
-from minfer_jax.graph.cache import GraphCounters, trace_build
+from minfer_jax.graph.cache import GraphCache, GraphCounters, trace_build
 from minfer_jax.hub import resolve
 from minfer_jax.models.model import Model
 from minfer_jax.models.weights import Progress
@@ -71,6 +71,7 @@ class LanguageModel:
         self._exact = exact
         self._flash_attn = flash_attn
         self._scratch = self.context(n_ctx=n_ctx)
+        self._calls = 0
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -92,9 +93,14 @@ class LanguageModel:
         return self._scratch.n_ctx
 
     @property
+    def graphs(self) -> GraphCache:
+        """The scratch context's table of graphs."""
+        return self._scratch.graphs
+
+    @property
     def counters(self) -> GraphCounters:
-        """What the scratch context's table of graphs did so far."""
-        return self._scratch.graphs.counters
+        """What that table did so far."""
+        return self.graphs.counters
 
     def context(self, *, n_ctx: int) -> Context:
         """An independent context; contexts of equal geometry share their compiled graphs."""
@@ -112,8 +118,7 @@ class LanguageModel:
 
         Raises `BatchError` for bad ids and `ContextFullError` if they do not fit.
         """
-        context = self._scratch
-        context.memory.clear()
+        context = self._claim()
         if context.decode(Batch(token=ids, logits=[True] * len(ids))) == 1:
             raise ContextFullError(
                 f"{len(ids)} tokens do not fit into a context of {context.n_ctx}: raise n_ctx"
@@ -159,9 +164,8 @@ class LanguageModel:
         """
         params = _sampling_params(sampling)
         ids = self.prompt_ids(prompt, template=template, system=system)
-        self._scratch.memory.clear()
-        return generate(
-            self._scratch,
+        pieces = generate(
+            self._claim(),
             self.tokenizer,
             ids,
             Sampler(params, ids),
@@ -170,6 +174,7 @@ class LanguageModel:
             abort=abort,
             into=into,
         )
+        return self._while_current(pieces)
 
     def generate(
         self,
@@ -189,6 +194,29 @@ class LanguageModel:
         text = "".join(pieces)
         assert out.finish_reason is not None
         return GenerateResult(text, out.ids, out.finish_reason, out.stats, out.seed)
+
+    def _claim(self) -> Context:
+        """The scratch context, empty, for one more call."""
+        self._calls += 1
+        self._scratch.memory.clear()
+        return self._scratch
+
+    def _while_current(self, pieces: Iterator[str]) -> Iterator[str]:
+        """Pass `pieces` on; an error once a later call has taken the scratch context over."""
+        call = self._calls
+
+        def checked() -> Iterator[str]:
+            while call == self._calls:
+                piece = next(pieces, None)
+                if piece is None:
+                    return
+                yield piece
+            raise MinferError(
+                "this stream ended because the model was called again meanwhile:"
+                " use one stream at a time, or a context for each"
+            )
+
+        return checked()
 
 
 def load(

@@ -11,15 +11,14 @@ class StopFilter:
     """Lets bytes through up to the first stop string, which may be spread over many tokens.
 
     Bytes that may yet turn out to begin a stop string are held back; `flush` gives them out if
-    the generation ends without one. Of several stop strings the one that begins first counts.
+    the generation ends without one. Of several stop strings the one that is complete first
+    counts, and of those that end together the longest: how the bytes were cut makes no difference.
     """
 
     def __init__(self, stop: Sequence[str | bytes] = ()) -> None:
         if isinstance(stop, str | bytes):
             stop = [stop]
-        self._stops = [s.encode() if isinstance(s, str) else bytes(s) for s in stop]
-        if any(not s for s in self._stops):
-            raise UsageError("a stop string is empty")
+        self._stops = [_bytes_of(s) for s in stop]
         self._held = b""
         self.stopped = False
 
@@ -28,11 +27,11 @@ class StopFilter:
         if self.stopped:
             return b""
         self._held += data
-        found = [i for s in self._stops if (i := self._held.find(s)) >= 0]
+        found = [(i + len(s), i) for s in self._stops if (i := self._held.find(s)) >= 0]
         if found:
             self.stopped = True
-            # A longer stop string that begins earlier and is not complete does not count.
-            return self._release(min(found))
+            _, start = min(found)
+            return self._release(start)
         return self._release(self._first_possible_start())
 
     def flush(self) -> bytes:
@@ -52,3 +51,15 @@ class StopFilter:
             if any(s.startswith(tail) for s in self._stops):
                 return start
         return n
+
+
+def _bytes_of(stop: str | bytes) -> bytes:
+    """One stop string as bytes; raises `UsageError` for what can never be one."""
+    if not isinstance(stop, str | bytes):
+        raise UsageError(f"a stop string is {stop!r}; allowed: text")
+    if not stop:
+        raise UsageError("a stop string is empty")
+    try:
+        return stop.encode() if isinstance(stop, str) else stop
+    except UnicodeEncodeError:
+        raise UsageError(f"stop string {stop!a} holds a lone surrogate, which is no text") from None

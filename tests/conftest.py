@@ -1,10 +1,15 @@
 """What all tests share: strict jax settings, the two real models, and the goldens."""
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+
+if TYPE_CHECKING:
+    from minfer_jax.lm import LanguageModel
 
 # Nothing above imports jax, which reads these once, when it is imported.
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
@@ -49,3 +54,35 @@ def conformance_dir() -> Path:
     if not folder.is_dir():
         _unavailable(f"the goldens are not here: no folder {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Writes the tiny random model of an architecture, once, and returns its path."""
+    from tiny_models import read_spec, write_tiny
+
+    folder = tmp_path_factory.mktemp("tiny")
+
+    @functools.cache
+    def path(name: str) -> Path:
+        return write_tiny(read_spec(name), folder / f"{name}.gguf")
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def load_tiny(
+    tiny_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., "LanguageModel"]:
+    """Loads a tiny model; flags of `Settings` (fuse_qkv...) and of `load` (n_ctx...) may follow."""
+    from minfer_jax.lm import load
+    from minfer_jax.settings import Settings
+
+    home = tmp_path_factory.mktemp("home")
+
+    def lm(name: str, *, n_ctx: int = 64, exact: bool = True, **options: Any) -> "LanguageModel":
+        flags = {k: options.pop(k) for k in list(options) if k in Settings.__dataclass_fields__}
+        settings = Settings(home=home, **flags)
+        return load(tiny_path(name), n_ctx=n_ctx, exact=exact, settings=settings, **options)
+
+    return lm

@@ -152,10 +152,6 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype, parts: list[np.ndarray]) -
     buffer = np.empty(nbytes + _ALIGN, np.uint8)
     offset = -buffer.ctypes.data % _ALIGN
     out = buffer[offset : offset + nbytes].view(dtype).reshape(shape)
-    start = 0
-    for part in parts:
-        stop = start + part.shape[0] if len(parts) > 1 else shape[0]
-        out[start:stop] = part
-        start = stop
+    np.concatenate(parts, out=out)
     out.flags.writeable = False
     return out

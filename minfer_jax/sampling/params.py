@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from dataclasses import dataclass
 
@@ -69,5 +68,5 @@ class SamplingParams:
     def _real(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not low <= value <= high:
+        if not number or not low <= value <= high:
             raise UsageError(f"{name} is {value!r}; allowed: numbers from {low:g} to {high:g}")

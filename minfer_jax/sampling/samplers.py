@@ -54,7 +54,8 @@ def penalties(
     times = np.array([counts[int(i)] for i in c.ids[seen]], np.float32)
     old = c.logits[seen]
     logits = c.logits.copy()
-    repeated = np.where(old <= 0, old * np.float32(repeat), old / np.float32(repeat))
+    with np.errstate(over="ignore"):
+        repeated = np.where(old <= 0, old * np.float32(repeat), old / np.float32(repeat))
     logits[seen] = repeated - times * np.float32(frequency) - np.float32(presence)
     return Candidates(c.ids, logits)
 
@@ -89,9 +90,15 @@ def min_p(c: Candidates, p: float) -> Candidates:
 
 
 def temperature(c: Candidates, temp: float) -> Candidates:
-    """Divide by the temperature; at 0 or below only the first maximum stays possible."""
+    """Divide by the temperature; at 0 or below only the first maximum stays possible.
+
+    So it does where float32 has no room for the highest logit divided by the temperature.
+    """
     if temp > 0.0:
-        return Candidates(c.ids, c.logits / np.float32(temp), c.ordered)
+        with np.errstate(all="ignore"):
+            logits = c.logits / np.float32(temp)
+        if np.isfinite(logits.max()):
+            return Candidates(c.ids, logits, c.ordered)
     logits = np.full_like(c.logits, -np.inf)
     best = int(np.argmax(c.logits))
     logits[best] = c.logits[best]

@@ -1,0 +1,44 @@
+"""Tiny random models of every architecture against llama.cpp's float32 logits."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_models import ARCHS, golden
+
+TOLERANCE = 1e-3  # of the logits' standard deviation
+
+
+def error(name: str, logits: np.ndarray) -> float:
+    """The largest deviation from the golden, in standard deviations of the logits."""
+    want = golden(name)[1]
+    assert logits.shape == want.shape and logits.dtype == np.float32
+    return float(np.abs(logits - want).max() / want.std())
+
+
+def test_all_named_architectures_have_a_golden():
+    assert len(ARCHS) == 8
+    assert {name.split("-")[0] for name in ARCHS} == {"llama", "qwen2", "qwen3", "gemma3"}
+
+
+@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("n_ubatch", [512, 7])
+def test_logits(load_tiny, name, n_ubatch):
+    lm = load_tiny(name, n_ubatch=n_ubatch)
+    assert error(name, lm.logits(golden(name)[0])) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("llama-dense", "half"), ("qwen2-dense", "interleaved")]
+)
+def test_g10_the_other_pairing_of_rope_components_is_another_model(load_tiny, name, wrong):
+    """Rows of q and k are stored permuted for `llama` alone; mixed up, all looks healthy."""
+    lm = load_tiny(name)
+    lm.model.hp = replace(lm.model.hp, rope=replace(lm.model.hp.rope, style=wrong))
+    assert error(name, lm.logits(golden(name)[0])) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-dense", "gemma3-dense"])
+def test_masked_form(load_tiny, name):
+    lm = load_tiny(name, flash_attn=False)
+    assert error(name, lm.logits(golden(name)[0])) < TOLERANCE

@@ -1,0 +1,182 @@
+"""The Python surface on the demo model, and on tiny ones where no text is needed."""
+
+import inspect
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tiny_models import golden
+
+import minfer_jax as mj
+from minfer_jax.generate import Generation
+from minfer_jax.lm import LanguageModel, load
+from minfer_jax.settings import Settings
+
+PROMPT = "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def lm(smollm2_path, tmp_path_factory) -> LanguageModel:
+    return load(smollm2_path, n_ctx=256, settings=Settings(home=tmp_path_factory.mktemp("home")))
+
+
+def test_promised_names_and_defaults():
+    load_defaults = {k: p.default for k, p in inspect.signature(load).parameters.items()}
+    assert load_defaults["n_ctx"] == 2048 and load_defaults["exact"] is False
+    defaults = {
+        k: p.default for k, p in inspect.signature(LanguageModel.generate).parameters.items()
+    }
+    assert defaults["n"] == 64 and defaults["template"] is False
+    assert {"load", "tokenizer", "MinferError"} <= set(mj.__all__)
+    assert all(hasattr(mj, name) for name in mj.__all__)
+
+
+def test_generate(lm):
+    result = lm.generate(PROMPT, n=5)
+    assert result.text == " Paris.\n\nThe"
+    assert lm.tokenizer.decode(result.ids) == result.text
+    assert result.finish_reason == "length"
+    assert (result.stats.n_prompt, result.stats.n_generated, result.stats.n_decoded) == (5, 5, 4)
+
+
+def test_answers_through_the_template(lm):
+    result = lm.generate("What is the capital of France?", n=32, template=True)
+    assert result.text == "The capital of France is Paris."
+    assert result.finish_reason == "stop"
+
+
+def test_a_second_call_starts_afresh(lm):
+    assert lm.generate(PROMPT, n=5).ids == lm.generate(PROMPT, n=5).ids
+
+
+def test_streamed_text_is_the_generated_text(lm):
+    out = Generation()
+    pieces = list(lm.stream(PROMPT, n=12, temp=0.9, seed=5, into=out))
+    result = lm.generate(PROMPT, n=12, temp=0.9, seed=5)
+    assert "".join(pieces) == result.text and len(pieces) > 1
+    assert out.ids == result.ids and out.seed == result.seed == 5
+
+
+def test_a_stream_ends_loudly_when_another_call_takes_the_context(lm):
+    first = lm.stream(PROMPT, n=5)
+    assert next(first) == " Paris"
+    lm.logits([1, 2, 3])
+    with pytest.raises(mj.MinferError, match="one stream at a time"):
+        next(first)
+
+
+def test_stop_string(lm):
+    result = lm.generate(PROMPT, n=20, stop=["\n\n"])
+    assert (result.text, result.finish_reason) == (" Paris.", "stop")
+
+
+def test_a_drawn_seed_reproduces(lm):
+    first = lm.generate(PROMPT, n=8, temp=1.5, seed=-1)
+    assert lm.generate(PROMPT, n=8, temp=1.5, seed=first.seed).ids == first.ids
+
+
+def test_hundred_tokens_build_one_graph_for_prefill_and_one_for_decode(smollm2_path, tmp_path):
+    lm = load(smollm2_path, n_ctx=160, settings=Settings(home=tmp_path))
+    result = lm.generate("Once upon a time there was a", n=100)
+    assert result.stats.n_generated == 100
+    assert (lm.counters.built, lm.counters.reused) == (2, 98)
+    lm.generate("The second prompt is in the same bucket", n=2)
+    assert (lm.counters.built, lm.counters.reused) == (2, 100)
+
+
+def test_ids_may_be_given_for_text(lm):
+    ids = lm.tokenizer.encode(PROMPT, add_special=True, parse_special=True)
+    assert lm.generate(ids, n=5).ids == lm.generate(PROMPT, n=5).ids
+
+
+def test_logits_agree_with_greedy_choice(lm):
+    ids = lm.prompt_ids(PROMPT)
+    logits = lm.logits(ids)
+    assert logits.shape == (len(ids), 49152) and logits.dtype == np.float32
+    assert lm.generate(PROMPT, n=1).ids == [int(logits[-1].argmax())]
+
+
+def test_prompts_that_do_not_fit(lm):
+    ids = [5] * 256
+    with pytest.raises(mj.ContextFullError, match=r"256 tokens .* room for 255"):
+        lm.generate(ids)
+    assert lm.logits(ids[:1]).shape[0] == 1
+    with pytest.raises(mj.ContextFullError, match="257 tokens do not fit into a context of 256"):
+        lm.logits([5] * 257)
+
+
+def test_bad_requests_are_refused_before_any_compute(lm):
+    evaluated = lm.counters.reused + lm.counters.built
+    for call, error in [
+        (lambda: lm.generate(""), mj.UsageError),
+        (lambda: lm.generate(PROMPT, n=-2), mj.UsageError),
+        (lambda: lm.generate(PROMPT, temp=float("nan")), mj.UsageError),
+        (lambda: lm.generate(PROMPT, tmep=0.5), mj.UsageError),
+        (lambda: lm.generate(PROMPT, stop=[""]), mj.UsageError),
+        (lambda: lm.generate(PROMPT, system="x"), mj.TemplateError),
+        (lambda: lm.generate([49152]), mj.BatchError),
+        (lambda: lm.generate([-1]), mj.BatchError),
+        (lambda: lm.generate([-1]), mj.BatchError),
+        (lambda: lm.logits([]), mj.BatchError),
+    ]:
+        with pytest.raises(error):
+            call()
+    assert lm.counters.reused + lm.counters.built == evaluated
+
+
+def test_context_is_independent_of_the_scratch_context(lm):
+    from minfer_jax.batch import Batch
+
+    context = lm.context(n_ctx=256)
+    ids = lm.prompt_ids(PROMPT)
+    context.decode(Batch(token=ids))
+    lm.generate("Something else entirely", n=3)
+    context.decode(Batch(token=lm.generate(PROMPT, n=1).ids))
+    assert context.memory.n_past == len(ids) + 1
+    want = lm.generate(PROMPT, n=2).ids[1]
+    assert int(context.logits().argmax()) == want
+
+
+def test_n_ctx_0_is_all_the_model_was_trained_for(load_tiny):
+    assert load_tiny("llama-dense", n_ctx=0).n_ctx == 256
+
+
+def test_a_model_without_a_tokenizer_still_has_logits(load_tiny):
+    lm = load_tiny("qwen3-dense")
+    tokens, want = golden("qwen3-dense")
+    assert np.abs(lm.logits(tokens) - want).max() < 1e-3 * want.std()
+    with pytest.raises(mj.TokenizerError, match="'test'"):
+        lm.generate("text")
+
+
+def test_rebuild_trace(load_tiny, capsys):
+    load_tiny("llama-dense", rebuild_trace=True).logits([1, 2, 3])
+    assert "built because of first: n_tokens=32 n_out=32 gtype=prefill" in capsys.readouterr().err
+
+
+def test_importing_the_package_imports_neither_jax_nor_numpy():
+    code = "import sys, minfer_jax; sys.exit(any(m in sys.modules for m in ('jax', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+MEASURE = """
+import re, sys, jax
+def status(key):
+    return int(re.search(key + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+import minfer_jax.lm
+jax.block_until_ready(jax.numpy.zeros(1))
+before = status("VmRSS")
+lm = minfer_jax.lm.load(sys.argv[1], n_ctx=256)
+print(status("VmHWM") - before, lm.model.weights.nbytes)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_while_loading(gemma3_path, tmp_path):
+    """Under 1.3 times the file plus the packed weights, over what the process held before."""
+    command = [sys.executable, "-c", MEASURE, str(gemma3_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    peak, packed = map(int, result.stdout.split())
+    assert packed <= gemma3_path.stat().st_size
+    assert packed < peak < 1.3 * gemma3_path.stat().st_size + packed

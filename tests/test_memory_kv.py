@@ -1,0 +1,72 @@
+"""The host's side of the KV memory: sizes, cursor, regions."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from minfer_jax.errors import ModelError
+from minfer_jax.memory.kv import KVMemory
+from minfer_jax.models.hparams import HParams
+from minfer_jax.ops.rope_spec import RopeSpec
+
+HP = HParams(
+    arch="llama",
+    n_vocab=8,
+    n_ctx_train=64,
+    n_embd=8,
+    n_layer=3,
+    n_head=4,
+    n_head_kv=2,
+    head_dim_k=4,
+    head_dim_v=6,
+    n_ff=8,
+    norm_eps=1e-5,
+    rope=RopeSpec(style="half", n_rot=4),
+    attn_scale=0.5,
+)
+
+
+def memory(n_ctx: int = 300, kinds: tuple[str, str] = ("f16", "f32")) -> KVMemory:
+    return KVMemory(HP, n_ctx=n_ctx, kv_format=kinds, device=jax.devices()[0])
+
+
+def test_regions_are_rounded_up_to_the_attention_block():
+    assert [memory(n).n_cells for n in (1, 255, 256, 257, 300)] == [256, 256, 256, 512, 512]
+
+
+def test_regions_alternate_k_and_v_of_every_layer():
+    m = memory()
+    shapes = [(r.shape, r.dtype) for r in m.regions()]
+    assert shapes == [((2, 512, 4), jnp.float16), ((2, 512, 6), jnp.float32)] * 3
+    assert [(a.shape, a.dtype) for a in m.abstract_regions()] == shapes
+    assert m.nbytes == sum(r.nbytes for r in m.regions())
+    assert HP.kv_bytes_per_cell(2) == 3 * 2 * (4 + 6) * 2
+
+
+def test_cursor():
+    m = memory()
+    assert (m.n_past, m.seq_pos_max, m.free_cells()) == (0, -1, 300)
+    m.advance(m.regions(), 7)
+    assert (m.n_past, m.seq_pos_max, m.free_cells()) == (7, 6, 293)
+    m.truncate(5)
+    assert m.n_past == 5
+    for bad in (-1, 6):
+        with pytest.raises(ValueError, match="cannot truncate"):
+            m.truncate(bad)
+    m.clear()
+    assert m.n_past == 0
+
+
+def test_clearing_keeps_the_regions_and_dropping_does_not():
+    m = memory()
+    regions = m.regions()
+    m.clear()
+    assert m.regions() is regions
+    m.advance(regions, 3)
+    m.drop()
+    assert m.n_past == 0 and m.regions() is not regions
+
+
+def test_unknown_type_is_refused():
+    with pytest.raises(ModelError, match="KV type 'q9' is not supported; supported: f16, f32"):
+        memory(kinds=("f16", "q9"))

@@ -1,0 +1,112 @@
+"""What a model's graphs are made of: in-place KV, no cache-sized copies, pure traces."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from minfer_jax.batch import Batch
+from minfer_jax.context import Context
+from minfer_jax.graph.compile import CompiledGraph, verify_structural
+from minfer_jax.graph.inputs import Rows
+from minfer_jax.graph.params import CParams, GraphParams, GType
+
+DECODE = Batch(token=[5])
+PREFILL = Batch(token=list(range(20)))
+
+
+def compiled(context: Context, batch: Batch) -> CompiledGraph:
+    """The graph that runs `batch`."""
+    assert context.decode(batch) == 0
+    return context.graphs.entries[0].compiled
+
+
+@pytest.fixture(scope="module")
+def lm(load_tiny):
+    return load_tiny("llama-gqa-dense", exact=False)
+
+
+@pytest.mark.parametrize("batch", [DECODE, PREFILL], ids=["decode", "prefill"])
+def test_kv_is_updated_in_place(lm, batch):
+    context = lm.context(n_ctx=64)
+    context.decode(batch)  # the first step's regions are new
+    before = context.memory.regions()
+    pointers = [region.unsafe_buffer_pointer() for region in before]
+    context.decode(batch)
+    after = context.memory.regions()
+    assert [region.unsafe_buffer_pointer() for region in after] == pointers
+    assert all(region.is_deleted() for region in before)
+
+
+@pytest.mark.parametrize("kind", ["exact", "fast"])
+@pytest.mark.parametrize("batch", [DECODE, PREFILL], ids=["decode", "prefill"])
+@pytest.mark.parametrize("name", ["llama-gqa-dense", "gemma3-dense"])
+def test_cost_of_a_step_does_not_grow_with_n_ctx(load_tiny, name, batch, kind):
+    """No cache-sized copy in the compiled text, every region aliased, temporaries of equal size."""
+    temp = {}
+    for n_ctx in (512, 8192):
+        context = load_tiny(name, exact=kind == "exact").context(n_ctx=n_ctx)
+        executable = compiled(context, batch).run
+        analysis = executable.memory_analysis()
+        assert analysis.alias_size_in_bytes == context.memory.nbytes
+        text = executable.as_text()
+        assert f",{n_ctx}," in text  # the regions are there
+        moved = r"= \S*[\[,]" + str(n_ctx) + r"[,\]]\S* (copy|convert|transpose|concatenate)\("
+        assert re.findall(moved, text) == []
+        temp[n_ctx] = analysis.temp_size_in_bytes
+    # A few bytes are for the loop's counters, whose layout is the compiler's.
+    assert abs(temp[8192] - temp[512]) < 4096
+
+
+def step_args(lm, context: Context, n_tokens: int) -> tuple[GraphParams, tuple]:
+    params = GraphParams(
+        n_tokens=n_tokens,
+        n_out=1,
+        gtype=GType.DECODE if n_tokens == 1 else GType.PREFILL,
+        cparams=CParams(n_ctx=64),
+    )
+    rows = jax.ShapeDtypeStruct((len(Rows._fields), n_tokens), jnp.int32)
+    out = jax.ShapeDtypeStruct((1,), jnp.int32)
+    return params, (lm.model.weights.leaves, context.memory.abstract_regions(), rows, out)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 32])
+def test_traces_are_pure(lm, n_tokens):
+    verify_structural(lm.model.make_step, *step_args(lm, lm.context(n_ctx=64), n_tokens))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 32])
+def test_jax_settings_do_not_change_a_trace(lm, n_tokens):
+    params, args = step_args(lm, lm.context(n_ctx=64), n_tokens)
+
+    def trace() -> str:
+        text = str(jax.make_jaxpr(lm.model.make_step(), static_argnums=0)(params, *args))
+        return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+    plain = trace()
+    with jax.enable_x64(True), jax.default_matmul_precision("bfloat16"):
+        assert trace() == plain
+
+
+def test_an_all_rows_graph_differs_from_a_last_row_graph_only_in_rows(lm):
+    context = lm.context(n_ctx=64)
+    tokens = list(range(3, 20))
+    context.decode(Batch(token=tokens))
+    last = context.logits()
+    context.memory.clear()
+    context.decode(Batch(token=tokens, logits=[True] * len(tokens)))
+    everything = context.all_logits()
+    assert everything.shape == (len(tokens), lm.model.hp.n_vocab)
+    np.testing.assert_allclose(everything[-1], last, atol=1e-5 * everything.std())
+
+
+def test_weights_are_arguments_and_survive(lm):
+    """A weight that became a constant of the graph would be held once per executable."""
+    context = lm.context(n_ctx=64)
+    text = compiled(context, DECODE).run.as_text()
+    constants = re.findall(r"= \w+\[([\d,]*)\][^=]* constant\(", text)
+    sizes = [int(np.prod([int(d) for d in dims.split(",") if d])) for dims in constants]
+    assert max(sizes, default=0) <= 1024
+    assert not any(leaf.is_deleted() for leaf in lm.model.weights.leaves)

@@ -22,7 +22,7 @@ _LAYERS_OF_27B = 62
 def hparams(file: GGUFFile) -> HParams:
     hp = read_hparams(file)
     n_swa = file.get_int("gemma3.attention.sliding_window", 0, lo=0, hi=1 << 30)
-    swa_base = file.get_float("gemma3.rope.freq_base_swa", 10000.0, lo=1.0, hi=1e12)
+    swa_base = file.get_float("gemma3.rope.freq_base_swa", 10000.0, lo=1.001, hi=1e12)
     # The 27B model scales queries by its embedding width per head instead of by the head's width.
     per_head = hp.n_embd // hp.n_head if hp.n_layer == _LAYERS_OF_27B else hp.head_dim_k
     return replace(

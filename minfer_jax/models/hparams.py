@@ -76,6 +76,8 @@ def read_hparams(file: GGUFFile, *, rope_style: Literal["interleaved", "half"] =
     even = n_embd // n_head
     head_dim_k = file.get_int(f"{arch}.attention.key_length", even, lo=1, hi=65536)
     head_dim_v = file.get_int(f"{arch}.attention.value_length", even, lo=1, hi=65536)
+    if not (head_dim_k and head_dim_v):
+        raise ModelError(f"{file.path}: {n_head} heads do not fit an embedding of {n_embd}")
     _refuse_unsupported(file, arch)
     return HParams(
         arch=arch,
@@ -114,7 +116,8 @@ def read_rope(
     return RopeSpec(
         style=style,
         n_rot=n_rot,
-        freq_base=file.get_float(f"{arch}.rope.freq_base", 10000.0, lo=1.0, hi=1e12),
+        # With a base of 1 all pairs would turn alike, and YaRN's ramp would divide by log(1).
+        freq_base=file.get_float(f"{arch}.rope.freq_base", 10000.0, lo=1.001, hi=1e12),
         freq_scale=1.0 if scaling == "none" or factor == 0.0 else 1.0 / factor,
         yarn=scaling == "yarn",
         n_ctx_orig=file.get_int(f"{key}.original_context_length", n_ctx_train, lo=1, hi=1 << 30),

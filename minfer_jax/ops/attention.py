@@ -8,6 +8,7 @@ data. A padding row has last < first, sees nothing, and its output is finite and
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from minfer_jax.ops.activation import softcap
@@ -15,8 +16,12 @@ from minfer_jax.ops.activation import softcap
 BLOCK = 256
 """Cells per step of the blocked form; regions are rounded up to it."""
 
+# Typed constants: a plain number would be traced as int64 or float64 where x64 is enabled.
+_BLOCK = np.int32(BLOCK)
+_NO_CELL = np.int32(-1)
+_ZERO = np.float32(0.0)
 # Scores of cells outside a row's run. Finite, so that a row that sees nothing stays finite.
-_HIDDEN = -1e30
+_HIDDEN = np.float32(-1e30)
 
 
 def attend_blocked(
@@ -39,23 +44,20 @@ def attend_blocked(
     n, n_head, d = q.shape
     n_kv, _, d_v = v.shape
     heads = jnp.transpose(q.reshape(n, n_kv, n_head // n_kv, d), (1, 0, 2, 3)) * scale  # h n g d
-    used = last >= first
-    lowest = jnp.min(jnp.where(used, first, k.shape[1]))
-    highest = jnp.max(jnp.where(used, last, -1))
-    begin, end = lowest // BLOCK, (highest + BLOCK) // BLOCK
+    lowest, highest = _extent(k, first, last)
+    begin, end = lowest // _BLOCK, (highest + _BLOCK) // _BLOCK
 
     def step(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         i, best, total, acc = carry
         zero = jnp.zeros_like(i)
-        k_i = lax.dynamic_slice(k, (zero, i * BLOCK, zero), (n_kv, BLOCK, d))
-        v_i = lax.dynamic_slice(v, (zero, i * BLOCK, zero), (n_kv, BLOCK, d_v))
-        scores = _scores(heads, k_i, first, last, i * BLOCK, cap, precision)
+        k_i = lax.dynamic_slice(k, (zero, i * _BLOCK, zero), (n_kv, BLOCK, d))
+        v_i = lax.dynamic_slice(v, (zero, i * _BLOCK, zero), (n_kv, BLOCK, d_v))
+        seen = _seen(first, last, i * _BLOCK + jnp.arange(BLOCK, dtype=jnp.int32))
+        scores = _scores(heads, k_i, seen, cap, precision)
         new_best = jnp.maximum(best, jnp.max(scores, axis=-1))
         p = jnp.exp(scores - new_best[..., None])
         decay = jnp.exp(best - new_best)
-        pv = jnp.einsum(
-            "hngc,hcd->hngd", p, _live(v_i, lowest, highest, i * BLOCK), precision=precision
-        )
+        pv = jnp.einsum("hngc,hcd->hngd", p, _live(v_i, seen), precision=precision)
         return i + 1, new_best, total * decay + jnp.sum(p, -1), acc * decay[..., None] + pv
 
     shape = heads.shape[:-1]
@@ -86,38 +88,36 @@ def attend_masked(
     n, n_head, d = q.shape
     n_kv, _, d_v = v.shape
     heads = jnp.transpose(q.reshape(n, n_kv, n_head // n_kv, d), (1, 0, 2, 3)) * scale
-    scores = _scores(heads, k, first, last, jnp.int32(0), cap, precision)
+    seen = _seen(first, last, jnp.arange(k.shape[1], dtype=jnp.int32))
+    scores = _scores(heads, k, seen, cap, precision)
     p = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
     p = p / jnp.sum(p, axis=-1, keepdims=True)
-    used = last >= first
-    lowest = jnp.min(jnp.where(used, first, k.shape[1]))
-    highest = jnp.max(jnp.where(used, last, -1))
-    v = _live(v, lowest, highest, jnp.int32(0))
-    out = jnp.einsum("hngc,hcd->hngd", p, v, precision=precision)
+    out = jnp.einsum("hngc,hcd->hngd", p, _live(v, seen), precision=precision)
     return jnp.transpose(out, (1, 0, 2, 3)).reshape(n, n_head, d_v)
 
 
-def _scores(
-    heads: Array,
-    k: Array,
-    first: Array,
-    last: Array,
-    offset: Array,
-    cap: float,
-    precision: lax.Precision,
-) -> Array:
-    """Scores [h_kv, n, g, c] of heads [h_kv, n, g, d] on cells from `offset` on."""
+def _seen(first: Array, last: Array, cell: Array) -> Array:
+    """Which rows see which of the cells `cell` [c]: bool [n, c]."""
+    return (cell[None, :] >= first[:, None]) & (cell[None, :] <= last[:, None])
+
+
+def _scores(heads: Array, k: Array, seen: Array, cap: float, precision: lax.Precision) -> Array:
+    """Scores [h_kv, n, g, c] of heads [h_kv, n, g, d] on the cells of k [h_kv, c, d]."""
     scores = jnp.einsum("hngd,hcd->hngc", heads, k.astype(jnp.float32), precision=precision)
-    cell = offset + jnp.arange(k.shape[1], dtype=jnp.int32)
-    seen = (cell[None, :] >= first[:, None]) & (cell[None, :] <= last[:, None])  # [n, c]
     return jnp.where(seen[None, :, None, :], softcap(scores, cap), _HIDDEN)
 
 
-def _live(v: Array, lowest: Array, highest: Array, offset: Array) -> Array:
+def _extent(k: Array, first: Array, last: Array) -> tuple[Array, Array]:
+    """The lowest and the highest cell that any row sees."""
+    used = last >= first
+    lowest = jnp.min(jnp.where(used, first, np.int32(k.shape[1])))
+    return lowest, jnp.max(jnp.where(used, last, _NO_CELL))
+
+
+def _live(v: Array, seen: Array) -> Array:
     """Values [h_kv, c, d] as float32, zero in cells that no row sees.
 
     Such cells hold whatever was there before, perhaps an infinity, and 0 * inf is not 0.
     """
-    cell = offset + jnp.arange(v.shape[1], dtype=jnp.int32)
-    live = (cell >= lowest) & (cell <= highest)
-    return jnp.where(live[None, :, None], v.astype(jnp.float32), 0.0)
+    live = jnp.any(seen, axis=0)
+    return jnp.where(live[None, :, None], v.astype(jnp.float32), _ZERO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from minfer_jax.ops.qtensor import QTensor
@@ -39,5 +40,5 @@ def matmul(x: Array, w: QTensor, *, exact: bool) -> Array:
 
     # Every column is overwritten. Plain zeros would depend on nothing, and XLA would make those
     # of all layers first.
-    y = jnp.pad(x[:, :1], ((0, 0), (0, n_out - 1)))
+    y = lax.pad(x[:, :1], np.float32(0.0), ((0, 0, 0), (0, n_out - 1, 0)))
     return lax.fori_loop(jnp.int32(0), jnp.int32(-(-n_out // rows)), step, y)

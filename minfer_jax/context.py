@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 from jax import Array
 
@@ -35,7 +36,7 @@ class Perf:
     p_eval_seconds: float = 0.0
     eval_seconds: float = 0.0
     build_seconds: float = 0.0
-    """Looking graphs up and, where need be, tracing and compiling or loading them from disk."""
+    """Getting graphs (tracing, compiling, loading from disk) and, once, the regions."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,7 @@ class Context:
         flash_attn: bool = True,
         settings: Settings,
     ) -> None:
-        _check_range("n_ctx", n_ctx, 1, 1 << 24)
-        _check_range("n_ubatch", n_ubatch, 1, 1 << 16)
+        check_sizes(n_ctx, n_ubatch)
         self.model = model
         self.n_ctx = n_ctx
         self.n_ubatch = min(n_ubatch, n_ctx)
@@ -136,11 +136,14 @@ class Context:
         """One call of one graph; the regions are bound again before anything can interrupt."""
         params = self._params(ubatch)
         started = time.perf_counter()
-        entry = self.graphs.get(params)
+        try:
+            entry = self.graphs.get(params)
+            regions = self.memory.regions()
+        except jax.errors.JaxRuntimeError as error:
+            raise MinferError(f"a step could not be prepared: {error}") from error
         built = time.perf_counter() - started
         self.perf.build_seconds += built
         inputs = self._inputs(ubatch, params)
-        regions = self.memory.regions()
         started = time.perf_counter()
         try:
             logits, regions = entry.compiled.run(self.model.weights.leaves, regions, *inputs)
@@ -196,6 +199,12 @@ class Context:
         else:
             self.perf.n_p_eval += n
             self.perf.p_eval_seconds += seconds
+
+
+def check_sizes(n_ctx: int, n_ubatch: int) -> None:
+    """Raise `UsageError` for sizes that no context can have."""
+    _check_range("n_ctx", n_ctx, 1, 1 << 24)
+    _check_range("n_ubatch", n_ubatch, 1, 1 << 16)
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

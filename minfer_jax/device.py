@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import jax
 
-from minfer_jax.errors import UsageError
+from minfer_jax.errors import MinferError, UsageError
 
 AUTO = "auto"
 
@@ -26,27 +28,40 @@ def select_device(name: str = AUTO) -> Device:
 
     Raises `UsageError` if jax has no such device here.
     """
-    name = name.lower()
-    try:
-        if name == AUTO:
-            return jax.devices()[0]
-        if name == "cpu":
-            # Before any backend is up, this also keeps jax from reserving a GPU's memory.
-            jax.config.update("jax_platforms", "cpu")
-        return jax.devices(name)[0]
-    except RuntimeError as error:
+    wanted = name.lower()
+    if found := available_devices(wanted):
+        return found[0]
+    if wanted == AUTO:
         raise UsageError(
-            f"--device {name}: jax finds no such device here (it has"
-            f" {', '.join(sorted(platforms()))}); `minfer-jax doctor` says more"
-        ) from error
+            f"jax finds no device for JAX_PLATFORMS={_asked_of_jax()}: unset it, or pass"
+            " --device cpu"
+        )
+    here = {"cpu", *(device.platform for device in available_devices())}
+    raise UsageError(
+        f"--device {name or repr(name)}: jax finds no such device here (it has"
+        f" {', '.join(sorted(here))}); `minfer-jax doctor` says more"
+    )
 
 
-def platforms() -> set[str]:
-    """Platforms that jax can use in this process; the CPU is always one."""
+def available_devices(name: str = AUTO) -> list[Device]:
+    """Devices of a platform, `auto` for the one that jax prefers; empty where jax finds none."""
+    if not name:  # which jax takes for auto
+        return []
     try:
-        return {device.platform for device in jax.devices()} | {"cpu"}
-    except RuntimeError:
-        return {"cpu"}
+        return list(jax.devices(None if name == AUTO else name))
+    except (RuntimeError, AssertionError):  # the latter if JAX_PLATFORMS names a missing plugin
+        return []
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Raise a `MinferError` for what jax raises when a device fails: out of memory, above all."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        full = "RESOURCE_EXHAUSTED" in str(error)
+        remedy = ": lower -c/--n-ctx, or use a smaller model" if full else ""
+        raise MinferError(f"the device failed: {error}{remedy}") from error
 
 
 def idle_accelerator(device: Device) -> str | None:
@@ -54,15 +69,18 @@ def idle_accelerator(device: Device) -> str | None:
 
     Looks at the system, not at jax, which falls back to the CPU without a word.
     """
-    # jax adds its flags to `config` at run time.
-    asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
-    if device.platform != "cpu" or asked == "cpu":
+    if device.platform != "cpu" or _asked_of_jax() == "cpu":
         return None
     found = _accelerator_of_system()
     if found is None:
         return None
     kind, remedy = found
     return f"running on the CPU, but this machine seems to have {kind}: {remedy}"
+
+
+def _asked_of_jax() -> str | None:
+    # jax adds its flags to `config` at run time.
+    return jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _accelerator_of_system(root: Path = Path("/")) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from minfer_jax.batch import Batch
 from minfer_jax.chat import ChatTemplate
-from minfer_jax.context import Context
+from minfer_jax.context import Context, check_sizes
 from minfer_jax.device import AUTO, select_device
 from minfer_jax.errors import ContextFullError, MinferError, TemplateError, UsageError
 from minfer_jax.generate import FinishReason, GenerateStats, Generation, generate
@@ -240,6 +240,7 @@ def load(
     Raises `FetchError`, `GGUFError`, `ModelError` or `UsageError`.
     """
     settings = settings or Settings.from_env()
+    check_sizes(n_ctx or 1, n_ubatch)
     name = os.fspath(name) if name is not None else settings.model
     file = open_gguf(resolve(name, models_dir=settings.models_dir))
     chosen = select_device(device)

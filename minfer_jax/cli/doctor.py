@@ -6,51 +6,50 @@ import json as jsonlib
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from minfer_jax.errors import UsageError
 from minfer_jax.settings import Settings
+
+if TYPE_CHECKING:
+    from minfer_jax.device import Device
 
 _PACKAGES = ("minfer-jax", "jax", "jaxlib", "numpy", "tokenizers", "jinja2")
 
 
 def run_doctor(device: str, *, json: bool) -> None:
-    """Print versions, devices, native code and caches."""
+    """Print versions, devices, native code and caches.
+
+    Raises `UsageError` after that if there is no such device.
+    """
     report = _report(device, Settings.from_env())
     if json:
-        print(jsonlib.dumps(report))
-        return
+        print(jsonlib.dumps(report, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(report)))
+    if error := report["devices"].get("error"):
+        raise UsageError(error)
+
+
+def _lines(report: dict[str, dict[str, Any]]) -> list[str]:
+    lines = []
     for section, entries in report.items():
-        print(section)
-        for name, value in entries.items():
-            print(f"  {name:12}  {value}")
+        lines += [section, *(f"  {name:12}  {value}" for name, value in entries.items())]
+    return lines
 
 
 def _report(device: str, settings: Settings) -> dict[str, dict[str, Any]]:
-    import jax
-
-    from minfer_jax.device import idle_accelerator, select_device
     from minfer_jax.graph import disk
     from minfer_jax.hub import cached, catalog
 
-    chosen = select_device(device)
     xla = disk.enable(settings.xla_dir)
-    warnings = {}
-    if idle := idle_accelerator(chosen):
-        warnings["warning"] = idle
-    if _installed("jax-metal"):
-        # Apple's own plugin fails from jax 0.5.1 on and has had no release since.
-        warnings["jax-metal"] = "does not work with this jax: uninstall it, install jax-mps"
     return {
         "versions": {
             "python": platform.python_version(),
             **{name: _installed(name) or "not installed" for name in _PACKAGES},
             "system": f"{platform.system()} {platform.machine()}",
         },
-        "devices": {
-            "found": ", ".join(f"{d.platform}:{d.id} {d.device_kind}" for d in jax.devices()),
-            "in use": f"{chosen.platform}:{chosen.id} {chosen.device_kind}",
-            **warnings,
-        },
+        "devices": _devices(device),
         "native code": {"kernels": "none in this version; every graph runs through XLA"},
         "caches": {
             "models": f"{settings.models_dir} ({_size(settings.models_dir)})",
@@ -61,6 +60,27 @@ def _report(device: str, settings: Settings) -> dict[str, dict[str, Any]]:
             "graphs": f"{xla} ({_size(xla)})" if xla else "off: the folder cannot be used",
         },
     }
+
+
+def _devices(device: str) -> dict[str, str]:
+    from minfer_jax.device import available_devices, idle_accelerator, select_device
+
+    report = {"found": ", ".join(map(_device, available_devices())) or "none"}
+    try:
+        chosen = select_device(device)
+        report["in use"] = _device(chosen)
+        if idle := idle_accelerator(chosen):
+            report["warning"] = idle
+    except UsageError as error:
+        report["error"] = str(error)
+    if _installed("jax-metal"):
+        # Apple's own plugin fails from jax 0.5.1 on and has had no release since.
+        report["jax-metal"] = "does not work with this jax: uninstall it, install jax-mps"
+    return report
+
+
+def _device(device: Device) -> str:
+    return f"{device.platform}:{device.id} {device.device_kind}"
 
 
 def _installed(package: str) -> str | None:

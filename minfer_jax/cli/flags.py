@@ -12,7 +12,7 @@ debug = False
 
 def _set_debug(value: bool) -> bool:
     global debug
-    debug = debug or value
+    debug = value
     return value
 
 

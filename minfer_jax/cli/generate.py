@@ -2,122 +2,70 @@
 
 from __future__ import annotations
 
-import signal
-import sys
+import itertools
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict
 
 from minfer_jax.cli import INTERRUPTED
-from minfer_jax.cli.report import RunReport
-from minfer_jax.cli.session import load_model
-from minfer_jax.errors import UsageError
-from minfer_jax.generate import Generation
+from minfer_jax.cli.interrupt import stop_on_interrupt
+from minfer_jax.cli.request import Request
+from minfer_jax.cli.session import load_model, local_file, waiting
+from minfer_jax.settings import Settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """The flags of one run."""
-
-    model: str | None
-    prompt: list[str]
-    file: str | None
-    system: str
-    no_template: bool
-    n_predict: int
-    n_ctx: int
-    n_ubatch: int
-    sampling: dict[str, Any]
-    stop: list[str]
-    flash_attn: str
-    exact: bool
-    device: str
-    json: bool
-
-
-def run_generate(request: Request) -> int:
+def run_generate(request: Request, prompt: str) -> int:
     """The exit code."""
-    started = time.perf_counter()
-    prompt = _prompt(request)
-    if request.flash_attn not in ("on", "off", "auto"):
-        raise UsageError(f"--flash-attn is {request.flash_attn!r}; allowed: on, off, auto")
-    lm = load_model(
-        request.model,
-        n_ctx=request.n_ctx,
-        n_ubatch=request.n_ubatch,
-        exact=request.exact,
-        flash_attn=request.flash_attn != "off",
-        device=request.device,
-    )
-    load_seconds = time.perf_counter() - started
-    out = Generation()
-    template = not request.no_template and lm.chat_template is not None
-    with _flag_on_interrupt() as interrupted:
-        pieces = lm.stream(
-            prompt,
-            request.n_predict,
-            stop=request.stop,
-            template=template,
-            system=request.system or None,
-            abort=lambda: bool(interrupted),
-            into=out,
-            **request.sampling,
+    settings = Settings.from_env()
+    path = local_file(request.model, settings)
+    with stop_on_interrupt() as asked:
+        # Only here, since importing jax takes a while and nothing can be interrupted in it.
+        from minfer_jax.cli.report import RunReport
+        from minfer_jax.device import device_errors
+        from minfer_jax.generate import Generation
+
+        started = time.perf_counter()
+        lm = load_model(
+            path,
+            settings,
+            interrupted=asked.is_set,
+            n_ctx=request.n_ctx,
+            n_ubatch=request.n_ubatch,
+            exact=request.exact,
+            flash_attn=request.flash_attn != "off",
+            device=request.device,
         )
-        text = "".join(pieces) if request.json else _print(pieces)
+        load_seconds = time.perf_counter() - started
+        out = Generation()
+        with device_errors():
+            pieces = lm.stream(
+                prompt,
+                request.n_predict,
+                stop=request.stop,
+                template=not request.no_template and lm.chat_template is not None,
+                system=request.system or None,
+                abort=asked.is_set,
+                into=out,
+                **asdict(request.sampling),
+            )
+            text = _collect(pieces) if request.json else _print(pieces)
     RunReport(lm=lm, run=out, text=text, load_seconds=load_seconds).print(json=request.json)
     return INTERRUPTED if out.finish_reason == "abort" else 0
 
 
-def _prompt(request: Request) -> str:
-    """The prompt from the one place that it was given in."""
-    sources = [*request.prompt, *([request.file] if request.file is not None else [])]
-    if len(sources) != 1:
-        found = "none was given" if not sources else "it was given more than once"
-        raise UsageError(f"give one prompt, as PROMPT, with -p or with -f FILE: {found}")
-    if request.file is not None:
-        data = Path(request.file).read_bytes()
-    elif request.prompt[0] == "-":
-        data = sys.stdin.buffer.read()
-    else:
-        return request.prompt[0]
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the prompt is not UTF-8 at byte {error.start}") from error
+def _collect(pieces: Iterator[str]) -> str:
+    with waiting("Generating"):
+        return "".join(pieces)
 
 
 def _print(pieces: Iterator[str]) -> str:
     """Write pieces to stdout as they come, and a line end after the last."""
-    out = sys.stdout.buffer
     text = []
-    for piece in pieces:
+    with waiting("Building graphs and reading the prompt"):
+        first = next(pieces, "")
+    for piece in itertools.chain([first], pieces):
         text.append(piece)
-        out.write(piece.encode("utf-8"))
-        out.flush()
-    if not text or not text[-1].endswith("\n"):
-        out.write(b"\n")
-        out.flush()
+        print(piece, end="", flush=True)
+    if text[-1] and not text[-1].endswith("\n"):
+        print(flush=True)
     return "".join(text)
-
-
-@contextmanager
-def _flag_on_interrupt() -> Iterator[list[int]]:
-    """While it lasts, the first Ctrl-C only fills the list: generation then ends between steps.
-
-    The second one interrupts whatever runs.
-    """
-    signals: list[int] = []
-
-    def handle(number: int, _frame: object) -> None:
-        if signals:
-            raise KeyboardInterrupt
-        signals.append(number)
-
-    previous = signal.signal(signal.SIGINT, handle)
-    try:
-        yield signals
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json as jsonlib
-import os
 import sys
 
+from minfer_jax.cli.request import argument_bytes
 from minfer_jax.cli.session import local_file
 from minfer_jax.settings import Settings
 from minfer_jax.tokenizer import load_tokenizer
@@ -23,7 +23,7 @@ def run_tokenize(
     """Print one line a token, or only the ids, or one JSON object."""
     tokenizer = load_tokenizer(local_file(model, Settings.from_env()))
     # Bytes, since an argument or stdin may hold anything; tokenizers take bytes as they are.
-    data = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
+    data = sys.stdin.buffer.read() if text == "-" else argument_bytes(text)
     ids = tokenizer.encode(data, add_special=add_special, parse_special=parse_special)
     pieces = [tokenizer.piece(i).decode("utf-8", "replace") for i in ids]
     if json:

@@ -41,7 +41,8 @@ def compile_step(make_step: Callable[[], Step], params: GraphParams, args: tuple
     lowered = jitted.lower(params, *args)
     traced = time.perf_counter()
     hits, misses = disk.lookups()
-    compiled = lowered.compile()
+    with disk.guarded():
+        compiled = lowered.compile()
     finished = time.perf_counter()
     new_hits, new_misses = disk.lookups()
     return CompiledGraph(

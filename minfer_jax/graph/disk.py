@@ -10,12 +10,17 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 
 _counts = {"/jax/compilation_cache/cache_hits": 0, "/jax/compilation_cache/cache_misses": 0}
 _listening = False
+_ours: Path | None = None
 
 
 def enable(root: Path) -> Path | None:
@@ -24,6 +29,7 @@ def enable(root: Path) -> Path | None:
     A cache folder that the user has configured in jax is left as it is. A folder that cannot be
     written, or that belongs to somebody else, means no cache, never an error.
     """
+    global _ours
     _listen()
     # jax adds its flags to `config` at run time.
     configured = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
@@ -41,7 +47,28 @@ def enable(root: Path) -> Path | None:
     # The defaults skip what compiles in under a second, which is most of our graphs.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    _ours = folder
     return folder
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Around compilations: a cache that cannot be read or written costs time, nothing else.
+
+    jax writes entries in place and never again, so that one cut short by a full disk or a killed
+    process would be read, and warned of, in every later run. Our folder is then emptied.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    failures = [w for w in caught if "persistent compilation cache" in str(w.message)]
+    for w in caught:
+        if w not in failures:
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
+    if failures and _ours is not None:
+        for entry in _ours.iterdir():
+            entry.unlink(missing_ok=True)
+        print(f"note: emptied the cache of compiled graphs: {failures[0].message}", file=sys.stderr)
 
 
 def cache_key() -> str:

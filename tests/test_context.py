@@ -1,14 +1,16 @@
 """`Context.decode`: return codes, ubatches that do not change results, reuse, failures."""
 
 import dataclasses
+import signal
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from minfer_jax.batch import Batch
-from minfer_jax.context import Context, _check_memory
+from minfer_jax.context import Context, check_memory
 from minfer_jax.errors import BatchError, MinferError, UsageError
 from minfer_jax.settings import Settings
 
@@ -141,6 +143,49 @@ def test_an_interrupt_after_the_call_keeps_the_earlier_tokens(load_tiny, monkeyp
     np.testing.assert_allclose(context.logits(), want[5], atol=1e-5 * want.std())
 
 
+def test_an_interrupt_during_the_call_is_held_back_until_the_regions_are_bound(
+    load_tiny, monkeypatch
+):
+    context = load_tiny("llama-dense").context(n_ctx=64)
+    want = everything(context, TOKENS[:6])
+    context.memory.truncate(5)
+    get = context.graphs.get
+
+    def interrupted(params):
+        entry = get(params)
+
+        def run(*args):
+            result = entry.compiled.run(*args)  # the donated regions are gone by now
+            signal.raise_signal(signal.SIGINT)
+            return result
+
+        return dataclasses.replace(entry, compiled=dataclasses.replace(entry.compiled, run=run))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(context.graphs, "get", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            context.decode(Batch(token=[9]))
+    assert context.memory.n_past == 5
+    assert not any(region.is_deleted() for region in context.memory.regions())
+    context.decode(Batch(token=TOKENS[5:6]))
+    np.testing.assert_allclose(context.logits(), want[5], atol=1e-5 * want.std())
+
+
+def test_contexts_of_nearly_equal_size_share_their_graphs(load_tiny):
+    lm = load_tiny("llama-dense")
+    first, second = lm.context(n_ctx=70), lm.context(n_ctx=80)
+    first.decode(Batch(token=[1]))
+    second.decode(Batch(token=[1]))
+    assert first.graphs is second.graphs
+    assert (first.graphs.counters.built, first.graphs.counters.reused) == (1, 1)
+
+
+def test_logits_that_nobody_asked_for(load_tiny):
+    context = load_tiny("llama-dense").context(n_ctx=64)
+    context.decode(Batch(token=[1, 2], logits=[False, False]))
+    assert context.all_logits().shape == (0, 128)
+
+
 def test_every_prompt_length_builds_no_more_graphs_than_there_are_buckets(load_tiny):
     context = load_tiny("llama-gqa-dense", exact=False).context(n_ctx=640)
     before = context.graphs.counters.built
@@ -168,7 +213,7 @@ def test_a_hundred_tokens_take_two_graphs_and_a_second_prompt_none(load_tiny):
 
 
 FLIPS = {
-    "n_ctx": {"n_ctx": 96},
+    "n_ctx": {"n_ctx": 300},
     "flash_attn": {"flash_attn": False},
     "exact": {"exact": True},
     "fuse_qkv": {"fuse_qkv": False},
@@ -231,10 +276,17 @@ def test_numbers_out_of_range_are_refused(load_tiny, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="asks the system by sysconf")
-def test_regions_larger_than_the_machine_are_refused():
-    with pytest.raises(UsageError, match=r"n_ctx 77 needs 1048576\.0 GiB"):
-        _check_memory(2**50, 77, "cpu")
-    _check_memory(2**50, 77, "gpu")  # its memory is not this machine's
+def test_what_the_machine_cannot_hold_is_refused(load_tiny):
+    cpu = jax.devices("cpu")[0]
+    gpu = SimpleNamespace(id=0, platform="gpu", device_kind="")
+    hp = load_tiny("llama-dense").model.hp
+    n_ctx = 2**50 // hp.kv_bytes_per_cell(2)
+    with pytest.raises(UsageError, match=rf"n_ctx {n_ctx} needs 1048576\.0 GiB"):
+        check_memory(hp, n_ctx, False, 0, cpu)
+    with pytest.raises(UsageError, match=r"the weights need 1048576\.0 GiB"):
+        check_memory(hp, 1, False, 2**50, cpu)
+    check_memory(hp, n_ctx, False, 2**50, gpu)  # its memory is not this machine's
+    check_memory(hp, 64, True, 2**20, cpu)
 
 
 def test_timing_line(load_tiny, capsys):

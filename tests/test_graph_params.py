@@ -23,6 +23,7 @@ def test_every_field_is_part_of_the_identity():
     }
     other = {
         "n_ctx": 65,
+        "backend": "gpu",
         "flash_attn": False,
         "fuse_qkv": False,
         "fuse_ffn": False,

@@ -85,6 +85,14 @@ def test_hundred_tokens_build_one_graph_for_prefill_and_one_for_decode(smollm2_p
     assert (lm.counters.built, lm.counters.reused) == (2, 100)
 
 
+def test_sampling_parameters_are_data(lm):
+    """Seed, temperature and the rest shape no graph."""
+    lm.generate(PROMPT, n=3)
+    built = lm.counters.built
+    lm.generate(PROMPT, n=3, temp=0.7, seed=9, top_k=5, repeat_penalty=1.2)
+    assert lm.counters.built == built
+
+
 def test_ids_may_be_given_for_text(lm):
     ids = lm.tokenizer.encode(PROMPT, add_special=True, parse_special=True)
     assert lm.generate(ids, n=5).ids == lm.generate(PROMPT, n=5).ids
@@ -115,6 +123,7 @@ def test_bad_requests_are_refused_before_any_compute(lm):
         (lambda: lm.generate(PROMPT, tmep=0.5), mj.UsageError),
         (lambda: lm.generate(PROMPT, stop=[""]), mj.UsageError),
         (lambda: lm.generate(PROMPT, system="x"), mj.TemplateError),
+        (lambda: lm.generate(b"bytes"), mj.UsageError),
         (lambda: lm.generate([49152]), mj.BatchError),
         (lambda: lm.generate([-1]), mj.BatchError),
         (lambda: lm.generate([-1]), mj.BatchError),

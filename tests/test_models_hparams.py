@@ -197,3 +197,11 @@ def test_no_embedding_table(read):
 def test_it_needs_no_jax():
     code = "import sys, minfer_jax.models.hparams; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("n", [6, 8])
+def test_a_vocabulary_of_another_size_than_the_embedding_is_refused(tmp_path, n):
+    kv = {**KV, "tokenizer.ggml.tokens": [f"t{i}" for i in range(n)]}
+    path = write_gguf(tmp_path / "x.gguf", kv, [TABLE])
+    with pytest.raises(ModelError, match=rf"tokens has {n} entries and token_embd.weight 7 rows"):
+        read_hparams(open_gguf(path))

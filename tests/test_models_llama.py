@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 from gguf_builder import f32_tensor, write_gguf
+from tiny_models import read_spec, write_tiny
 
 from minfer_jax.errors import GGUFError
 from minfer_jax.gguf import open_gguf
+from minfer_jax.lm import load
 from minfer_jax.models import llama, qwen2, qwen3
+from minfer_jax.settings import Settings
 
 FAMILIES = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}
 
@@ -84,7 +87,7 @@ def test_required_tensors(hparams, arch):
     [
         ("llama", list(MATRICES), {"rope_freqs.weight": (8,)}),
         ("qwen2", ["attn_q", "attn_k", "attn_v"], {"output.bias": (7,)}),
-        ("qwen3", ["attn_q", "attn_k", "attn_v", "attn_output"], {"cls.output.weight": (64,)}),
+        ("qwen3", ["attn_q", "attn_k", "attn_v", "attn_output"], {}),
     ],
 )
 def test_optional_tensors(hparams, arch, biases, extra):
@@ -101,3 +104,16 @@ def test_they_share_a_graph():
 
 def specs(hparams, arch):
     return FAMILIES[arch].tensors(hparams(arch)).specs
+
+
+@pytest.mark.parametrize("drop", [(), ("output.weight",)], ids=["own head", "tied head"])
+def test_output_bias_is_added_to_either_head(tmp_path, drop):
+    spec, bias = read_spec("qwen2-dense"), np.arange(128, dtype=np.float32)
+    settings = Settings(home=tmp_path)
+
+    def logits(name, **changes):
+        path = write_tiny(spec, tmp_path / name, drop=(*drop, "output.bias"), **changes)
+        return load(path, n_ctx=64, exact=True, settings=settings).logits([1, 2, 3])
+
+    without, with_bias = logits("a.gguf"), logits("b.gguf", extra={"output.bias": bias})
+    np.testing.assert_allclose(with_bias - without, np.tile(bias, (3, 1)), atol=1e-3)

@@ -1,5 +1,6 @@
 """What a model's graphs are made of: in-place KV, no cache-sized copies, pure traces."""
 
+import dataclasses
 import re
 
 import jax
@@ -72,9 +73,14 @@ def step_args(lm, context: Context, n_tokens: int) -> tuple[GraphParams, tuple]:
     return params, (lm.model.weights.leaves, context.memory.abstract_regions(), rows, out)
 
 
+@pytest.mark.parametrize("flags", [{}, {"flash_attn": False, "fuse_qkv": False, "fuse_ffn": False}])
 @pytest.mark.parametrize("n_tokens", [1, 32])
-def test_traces_are_pure(lm, n_tokens):
-    verify_structural(lm.model.make_step, *step_args(lm, lm.context(n_ctx=64), n_tokens))
+@pytest.mark.parametrize("name", ["llama-dense", "qwen2-dense", "qwen3-dense", "gemma3-dense"])
+def test_traces_are_pure(load_tiny, name, n_tokens, flags):
+    lm = load_tiny(name, exact=False)
+    params, args = step_args(lm, lm.context(n_ctx=64), n_tokens)
+    cparams = dataclasses.replace(params.cparams, **flags)
+    verify_structural(lm.model.make_step, dataclasses.replace(params, cparams=cparams), args)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 32])

@@ -40,13 +40,12 @@ def rows(n, n_in=N_IN):
     return np.random.default_rng(1).normal(size=(n, n_in)).astype(np.float32)
 
 
-def compiled(exact=True):
-    """A fresh jit: `_CHUNK` is read while tracing, so no trace may outlive a test."""
-    return jax.jit(lambda x, w: matmul(x, w, exact=exact))
+def compiled(exact=True, chunk=linear.CPU_CHUNK):
+    return jax.jit(lambda x, w: matmul(x, w, exact=exact, chunk=chunk))
 
 
-def check(x, w, values, *, exact=True):
-    out = compiled(exact)(x, w)
+def check(x, w, values, *, exact=True, chunk=linear.CPU_CHUNK):
+    out = compiled(exact, chunk)(x, w)
     assert out.dtype == jnp.float32 and out.shape == (len(x), w.shape[0])
     expected = x.astype(np.float64) @ values.T
     # Against the size of the terms: sums may cancel.
@@ -60,32 +59,30 @@ def test_one_row(type_):
 
 
 @pytest.mark.parametrize("type_", FORMATS)
-def test_many_rows_in_chunks_with_a_short_last_one(monkeypatch, type_):
-    monkeypatch.setattr(linear, "_CHUNK", 4 * N_IN)
-    check(rows(3), *packed(type_, 10))
+def test_many_rows_in_chunks_with_a_short_last_one(type_):
+    check(rows(3), *packed(type_, 10), chunk=4 * N_IN)
 
 
 @pytest.mark.parametrize("n_out", [1, 3, 4, 5, 7, 8, 9, 12])
-def test_sizes_around_a_chunk_of_four(monkeypatch, n_out):
-    monkeypatch.setattr(linear, "_CHUNK", 4 * N_IN + 100)
+def test_sizes_around_a_chunk_of_four(n_out):
+    chunk = 4 * N_IN + 100
     w, values = packed(GGMLType.Q8_0, n_out)
-    check(rows(2), w, values)
-    loops = list(equations(jax.make_jaxpr(lambda x: matmul(x, w, exact=True))(rows(2)), "while"))
-    assert bool(loops) == (n_out > 4)
-    products = list(equations(jax.make_jaxpr(compiled())(rows(2), w), "dot_general"))
+    check(rows(2), w, values, chunk=chunk)
+    jaxpr = jax.make_jaxpr(compiled(chunk=chunk))(rows(2), w)
+    assert bool(list(equations(jaxpr, "while"))) == (n_out > 4)
+    products = list(equations(jaxpr, "dot_general"))
     assert [eqn.outvars[0].aval.shape for eqn in products] == [(2, min(n_out, 4))]
 
 
-def test_a_chunk_shorter_than_a_row_is_one_row(monkeypatch):
-    monkeypatch.setattr(linear, "_CHUNK", 100)
-    check(rows(2), *packed(GGMLType.Q4_0, 3))
+def test_a_chunk_shorter_than_a_row_is_one_row():
+    check(rows(2), *packed(GGMLType.Q4_0, 3), chunk=100)
 
 
-def test_chunks_compute_what_one_product_does(monkeypatch):
+def test_chunks_compute_what_one_product_does():
     w, _ = packed(GGMLType.Q4_K, 10)
-    whole = np.asarray(compiled()(rows(3), w))
-    monkeypatch.setattr(linear, "_CHUNK", 4 * N_IN)
-    np.testing.assert_allclose(compiled()(rows(3), w), whole, rtol=1e-5, atol=1e-4)
+    whole = compiled()(rows(3), w)
+    chunked = compiled(chunk=4 * N_IN)(rows(3), w)
+    np.testing.assert_allclose(chunked, whole, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -113,7 +110,7 @@ def test_no_product_holds_the_whole_weight_as_floats(type_):
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     assert temp(1) < as_floats / 16
-    chunk, result = 4 * linear._CHUNK, 4 * 8 * n_out
+    chunk, result = 4 * linear.CPU_CHUNK, 4 * 8 * n_out
     assert chunk <= temp(8) < 4 * chunk + 2 * result < as_floats / 2
 
 

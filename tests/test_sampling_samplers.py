@@ -183,9 +183,9 @@ def test_min_p_is_relative_to_the_likeliest():
     assert samplers.min_p(c, 0.24).ids.tolist() == [0, 1, 2, 3]
 
 
-def test_probabilities_are_the_softmax_and_do_not_overflow():
+def test_weights_are_probabilities_over_the_highest_and_do_not_overflow():
     logits = np.log([0.1, 0.4, 0.3, 0.2])
-    p = candidates(logits).probabilities()
-    assert p == pytest.approx([0.1, 0.4, 0.3, 0.2], rel=1e-6)
-    p = candidates([1e38, 1e38, -1e38, -INF]).probabilities()
-    assert p.tolist() == [0.5, 0.5, 0, 0]
+    p = candidates(logits).weights()
+    assert p == pytest.approx([0.25, 1.0, 0.75, 0.5], rel=1e-6)
+    p = candidates([1e38, 1e38, -1e38, -INF]).weights()
+    assert p.tolist() == [1, 1, 0, 0]

@@ -44,14 +44,14 @@ def load_model(
     """
     import jax
 
-    from minfer_jax.device import device_errors, idle_accelerator
+    from minfer_jax.device import idle_accelerator
     from minfer_jax.lm import load
 
     if device.lower() == "cpu":
         # Keeps jax from starting an accelerator, too, and reserving its memory.
         jax.config.update("jax_platforms", "cpu")
 
-    with _bar("Loading") as show, device_errors():
+    with _bar("Loading") as show:
 
         def progress(done: int, total: int) -> None:
             if interrupted():

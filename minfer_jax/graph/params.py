@@ -24,7 +24,10 @@ class CParams:
     """The part that a context fixes. Every field is topology: changing one is a recompilation."""
 
     n_ctx: int
-    """Cells a sequence may use; with the block size it gives the shape of the KV regions."""
+    """Cells of the KV regions: the context's size rounded up to the attention block, so that
+    contexts that differ by less share their graphs."""
+    backend: str = "cpu"
+    """The device's platform: how much of a matrix is dequantized at a time."""
     flash_attn: bool = True
     """Attention form: online softmax over the cells in use, or masked over the whole region."""
     fuse_qkv: bool = True

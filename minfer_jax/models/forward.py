@@ -18,7 +18,7 @@ from minfer_jax.memory.kv_view import KVView
 from minfer_jax.models.hparams import HParams
 from minfer_jax.models.weights import WeightView
 from minfer_jax.ops.activation import gelu, silu, softcap
-from minfer_jax.ops.linear import matmul
+from minfer_jax.ops.linear import ACCELERATOR_CHUNK, CPU_CHUNK, matmul
 from minfer_jax.ops.norm import rms_norm
 from minfer_jax.ops.rope import apply_rope, rope_tables
 from minfer_jax.ops.rope_spec import RopeSpec
@@ -46,7 +46,8 @@ class Forward:
         self._memory = memory
         # Equal shapes are traced once within a graph, not once a layer. The jit object is this
         # trace's own: one that outlived it would answer for later traces too.
-        self._matmul = jax.jit(partial(matmul, exact=params.cparams.exact))
+        chunk = CPU_CHUNK if params.cparams.backend == "cpu" else ACCELERATOR_CHUNK
+        self._matmul = jax.jit(partial(matmul, exact=params.cparams.exact, chunk=chunk))
         self._rope_tables: dict[RopeSpec, tuple[Array, Array]] = {}
 
     def layer(self, il: int) -> AbstractContextManager:
@@ -108,8 +109,11 @@ class Forward:
         with jax.named_scope("output"):
             x = rms_norm(x, self._weights.vector("output_norm.weight"), self._hp.norm_eps)
             # Without a head of its own a model reads its embeddings again.
-            head = "output" if "output.weight" in self._weights else "token_embd"
-            (logits,) = self._project(x, [head])
+            own = "output.weight" in self._weights
+            head = self._weights.matrix("output.weight" if own else "token_embd.weight")
+            logits = self._matmul(x, head)
+            if "output.bias" in self._weights:
+                logits = logits + self._weights.vector("output.bias")[None, :]
             return softcap(logits, self._hp.final_softcap)
 
     def _tables(self, spec: RopeSpec) -> tuple[Array, Array]:

@@ -132,6 +132,12 @@ def _n_vocab(file: GGUFFile) -> int:
     table = file.tensors.get("token_embd.weight")
     if table is None:
         raise ModelError(f"{file.path}: tensor token_embd.weight is missing")
+    tokens = file.get_array("tokenizer.ggml.tokens", None)
+    if tokens is not None and len(tokens) != table.shape[0]:
+        raise ModelError(
+            f"{file.path}: tokenizer.ggml.tokens has {len(tokens)} entries and token_embd.weight"
+            f" {table.shape[0]} rows; they must be as many"
+        )
     return table.shape[0]
 
 

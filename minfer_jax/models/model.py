@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 from jax import Array
@@ -53,17 +54,19 @@ class Model:
         self.weights_version = 0
         self._settings = settings
         self._on_build = on_build
-        self._tables: dict[Geometry, GraphCache] = {}
+        self._tables: WeakValueDictionary[Geometry, GraphCache] = WeakValueDictionary()
 
     def graphs(self, geometry: Geometry) -> GraphCache:
-        """The table of graphs for contexts of this geometry."""
-        if geometry not in self._tables:
-            self._tables[geometry] = GraphCache(
+        """The table of graphs for contexts of this geometry; it lives as long as one of them."""
+        table = self._tables.get(geometry)
+        if table is None:
+            table = GraphCache(
                 partial(self._build, geometry),
                 reuse=not self._settings.reuse_disabled,
                 on_build=self._on_build,
             )
-        return self._tables[geometry]
+            self._tables[geometry] = table
+        return table
 
     def make_step(self) -> Step:
         """A new function of one step: the whole forward pass of one ubatch."""

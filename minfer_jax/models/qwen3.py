@@ -7,7 +7,7 @@ from dataclasses import replace
 from minfer_jax.gguf import GGUFFile
 from minfer_jax.models import llama
 from minfer_jax.models.hparams import HParams, read_hparams
-from minfer_jax.models.tensors import TensorList, TensorSpec, decoder_tensors
+from minfer_jax.models.tensors import TensorList, decoder_tensors
 
 
 def hparams(file: GGUFFile) -> HParams:
@@ -16,10 +16,9 @@ def hparams(file: GGUFFile) -> HParams:
 
 def tensors(hp: HParams) -> TensorList:
     norms = [("attn_q_norm", hp.head_dim_k), ("attn_k_norm", hp.head_dim_k)]
-    # The re-ranker head of the same family: present in some files, no part of the language model.
-    reranker = TensorSpec("cls.output.weight", (hp.n_embd,), required=False)
     bias = ("attn_q", "attn_k", "attn_v", "attn_output")
-    return decoder_tensors(hp, bias=bias, layer_norms=norms, extra=[reranker])
+    decoder = decoder_tensors(hp, bias=bias, layer_norms=norms)
+    return replace(decoder, ignored=("cls.output.weight",))  # the re-rankers' head
 
 
 graph = llama.graph

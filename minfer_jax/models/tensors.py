@@ -29,6 +29,8 @@ class TensorList:
 
     specs: tuple[TensorSpec, ...]
     groups: tuple[tuple[str, ...], ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Names that a file may have and that no part of the language model reads."""
 
 
 def decoder_tensors(
@@ -80,7 +82,7 @@ def check_tensors(file: GGUFFile, wanted: TensorList) -> list[TensorInfo]:
     and a tensor that the family does not know: to leave one out would compute something else
     than what was trained.
     """
-    known = {spec.name for spec in wanted.specs}
+    known = {spec.name for spec in wanted.specs} | set(wanted.ignored)
     unknown = [name for name in file.tensors if name not in known]
     if unknown:
         arch = file.get_str("general.architecture")

@@ -88,7 +88,8 @@ def load_weights(
 ) -> Weights:
     """Pack every wanted tensor of `file` onto `device`; raises as `check_tensors`.
 
-    One packed array exists on the host at a time, beside the file's own pages.
+    On the CPU the packed host arrays are the device's; elsewhere each is let go once it has been
+    copied.
     """
     infos = {info.name: info for info in check_tensors(file, wanted)}
     total = sum(info.nbytes or 0 for info in infos.values())

@@ -8,16 +8,18 @@ from jax import Array, lax
 
 from minfer_jax.ops.qtensor import QTensor
 
-_CHUNK = 1 << 18
+CPU_CHUNK = 1 << 18
 """Weights dequantized at a time when several rows share them: 1 MiB of float32, which stays in
 cache until the product has read it."""
+ACCELERATOR_CHUNK = 1 << 24
+"""The same where a product has to be large to be fast: 64 MiB."""
 
 
-def matmul(x: Array, w: QTensor, *, exact: bool) -> Array:
+def matmul(x: Array, w: QTensor, *, exact: bool, chunk: int) -> Array:
     """x [n, in] times w [out, in] transposed: float32 [n, out].
 
-    The weight is dequantized in the graph, and never exists whole as floats. `exact` asks every
-    backend for full float32 products (a GPU may otherwise use TF32 and a TPU bfloat16).
+    The weight is dequantized in the graph, `chunk` values at a time. `exact` asks every backend
+    for full float32 products (a GPU may otherwise use TF32 and a TPU bfloat16).
     """
     precision = lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT
     if x.shape[0] == 1:
@@ -28,7 +30,7 @@ def matmul(x: Array, w: QTensor, *, exact: bool) -> Array:
         return jnp.einsum("ni,oi->no", x, w.dequantize(), precision=precision)
 
     n_out, n_in = w.shape
-    rows = max(1, _CHUNK // n_in)
+    rows = max(1, chunk // n_in)
     if n_out <= rows:
         return product(w)
 

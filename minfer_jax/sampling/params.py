@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 from minfer_jax.errors import UsageError
 
@@ -20,7 +22,8 @@ def draw_seed() -> int:
 class SamplingParams:
     """Sampling parameters of one request, with llama.cpp's meanings. All are data.
 
-    Raises `UsageError` for a value out of range, `nan` and numbers of the wrong type included.
+    Numbers of any library are taken and kept as Python's. Raises `UsageError` for a value out of
+    range, `nan` and other types included.
     """
 
     seed: int = 42
@@ -61,12 +64,18 @@ class SamplingParams:
         return self.repeat_last_n != 0 and penalties != off
 
     def _integer(self, name: str, low: int, high: int) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        value: Any = getattr(self, name)
+        if not _is_a(value, Integral) or not low <= value <= high:
             raise UsageError(f"{name} is {value!r}; allowed: integers from {low} to {high}")
+        object.__setattr__(self, name, int(value))
 
     def _real(self, name: str, low: float, high: float) -> None:
-        value = getattr(self, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not low <= value <= high:
+        value: Any = getattr(self, name)
+        if not _is_a(value, Real) or not low <= value <= high:
             raise UsageError(f"{name} is {value!r}; allowed: numbers from {low:g} to {high:g}")
+        object.__setattr__(self, name, float(value))
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Whether `value` is a number of `kind`; a bool is none."""
+    return isinstance(value, kind) and not isinstance(value, bool)

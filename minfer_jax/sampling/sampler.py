@@ -60,7 +60,7 @@ class Sampler:
         """Invert the cumulative distribution at the next uniform number."""
         self._draws += 1
         bits = np.random.Philox(key=self.seed, counter=self._draws).random_raw()
-        cumulative = np.cumsum(c.probabilities())
+        cumulative = np.cumsum(c.weights())
         # 53 bits make a double in [0, 1).
         u = (int(bits) >> 11) * 2.0**-53 * cumulative[-1]
         return int(c.ids[min(np.searchsorted(cumulative, u, side="right"), len(c.ids) - 1)])
@@ -70,7 +70,10 @@ class Sampler:
         top = logits.max()
         if np.isnan(top):
             n = int(np.isnan(logits).sum())
-            raise SamplingError(f"{n} of {len(logits)} logits are not a number")
+            raise SamplingError(
+                f"{n} of {len(logits)} logits are not a number; if keys or values overflow float16,"
+                " exact mode (--exact) keeps them as float32"
+            )
         if top == -np.inf:
             raise SamplingError("no token is possible: every logit is -inf")
         if top == np.inf:

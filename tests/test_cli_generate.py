@@ -18,7 +18,7 @@ QUESTION = "What is the capital of France?"
 FIGURE = r"\d+\.\d+"
 REPORT = [
     rf"Prefill: \d+ tokens in {FIGURE} s \({FIGURE} t/s\)",
-    rf"Generated: \d+ tokens in {FIGURE} s \({FIGURE} t/s\)",
+    rf"Generated: \d+ tokens in {FIGURE} s \({FIGURE} t/s\), \d+ decode steps",
     rf"Time to first token: {FIGURE} s after {FIGURE} s of loading .*",
     r"Graphs: \d+ built \(\d+ of them from disk\), \d+ reused, \d+ evicted; built for: .*",
     r"Device: cpu; seed \d+; stopped by (stop|length|abort)",

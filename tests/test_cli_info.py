@@ -17,7 +17,7 @@ LLAMA = {
     "llama.attention.head_count": 4,
     "llama.attention.head_count_kv": 2,
     "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    "llama.vocab_size": 8,
+    "llama.vocab_size": 40,
     "tokenizer.ggml.tokens": [f"t{i}" for i in range(40)],
     "odd": b"a\xffb",
     "few": np.array([1, 2, 3], np.int32),
@@ -28,7 +28,10 @@ KV_BYTES = 2 * 2 * 32 * 2
 
 @pytest.fixture
 def model(tmp_path):
-    tensors = [f32_tensor("token_embd.weight", np.zeros((8, 64))), Tensor("b", (32,), 2, bytes(18))]
+    tensors = [
+        f32_tensor("token_embd.weight", np.zeros((40, 64))),
+        Tensor("b", (32,), 2, bytes(18)),
+    ]
     return str(write_gguf(tmp_path / "model.gguf", LLAMA, tensors))
 
 
@@ -42,15 +45,15 @@ def test_json_has_it_all(model, capfd):
     assert report["metadata"]["tokenizer.ggml.tokens"] == {"length": 40, "type": "str"}
     assert report["metadata"]["odd"] == "a\ufffdb"
     assert report["tensors"] == [
-        {"name": "token_embd.weight", "shape": [8, 64], "type": "F32", "bytes": 2048},
+        {"name": "token_embd.weight", "shape": [40, 64], "type": "F32", "bytes": 10240},
         {"name": "b", "shape": [32], "type": "Q4_0", "bytes": 18},
     ]
     assert report["memory"] == {
-        "weights_bytes": 2066,
+        "weights_bytes": 10258,
         "kv_bytes_per_token": KV_BYTES,
         "n_ctx": 100,
         "kv_bytes": 100 * KV_BYTES,
-        "total_bytes": 2066 + 100 * KV_BYTES,
+        "total_bytes": 10258 + 100 * KV_BYTES,
     }
 
 
@@ -66,7 +69,7 @@ def test_text_for_people(model, capfd):
     assert lines[0] == f"{model}: GGUF v3, 0.0 MiB"
     assert "  general.architecture = 'llama'" in lines
     assert "  tokenizer.ggml.tokens = [40 x str]" in lines
-    assert "  token_embd.weight  F32    8 x 64" in lines
+    assert "  token_embd.weight  F32    40 x 64" in lines
     assert "  KV per token         0.2 KiB" in lines
     assert "  KV in all            1.0 MiB for n_ctx 4096, f16" in lines
 

@@ -49,7 +49,7 @@ def test_lines_go_to_stderr(capfd):
     assert out == ""
     assert err.splitlines() == [
         "Prefill: 40 tokens in 0.50 s (80.0 t/s)",
-        "Generated: 11 tokens in 0.40 s (25.0 t/s)",
+        "Generated: 11 tokens in 0.40 s (25.0 t/s), 10 decode steps",
         "Time to first token: 2.25 s after 0.12 s of loading (1.75 s in all went to graphs)",
         "Graphs: 2 built (1 of them from disk), 9 reused, 1 evicted;"
         " built for: first 1, n_tokens 1",
@@ -94,5 +94,5 @@ def test_json_is_one_object_on_stdout(capfd):
 @pytest.mark.parametrize("n_generated", [0, 1])
 def test_a_run_without_decode_steps_divides_by_nothing(n_generated):
     lines = report(GenerateStats(n_generated=n_generated), GraphCounters()).lines()
-    assert lines[1] == f"Generated: {n_generated} tokens in 0.00 s (0.0 t/s)"
+    assert lines[1] == f"Generated: {n_generated} tokens in 0.00 s (0.0 t/s), 0 decode steps"
     assert lines[3].endswith("built for: nothing")

@@ -15,6 +15,8 @@ from minfer_jax.context import Context
 from minfer_jax.lm import LanguageModel, load
 from minfer_jax.settings import Settings
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parent / "data" / "real"
 PROMPTS = ("fox", "capital", "count", "code", "unicode", "story")
 TOLERANCE = 2e-3  # of the golden's largest magnitude

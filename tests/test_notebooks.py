@@ -6,6 +6,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "notebooks"
 
 

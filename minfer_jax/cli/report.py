@@ -34,8 +34,8 @@ class RunReport:
         s, c = self.run.stats, self.lm.counters
         return [
             f"Prefill: {s.n_prompt} tokens in {s.prefill_s:.2f} s ({s.prefill_tps:.1f} t/s)",
-            f"Generated: {s.n_generated} tokens in {s.decode_s:.2f} s ({s.decode_tps:.1f} t/s over"
-            f" {s.n_decoded} steps)",
+            f"Generated: {s.n_generated} tokens in {s.decode_s:.2f} s ({s.decode_tps:.1f} t/s),"
+            f" {s.n_decoded} decode steps",
             f"Time to first token: {s.ttft_s:.2f} s after {self.load_seconds:.2f} s of loading"
             f" ({s.build_s:.2f} s in all went to graphs)",
             f"Graphs: {_counters(c)}",

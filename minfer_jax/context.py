@@ -141,7 +141,9 @@ class Context:
         self._forget(0)
 
     def _forget(self, n_past: int) -> None:
-        """Go back to `n_past` tokens, unless the memory had to be dropped."""
+        """Go back to `n_past` tokens, or to none if the regions are lost."""
+        if self.memory.lost:
+            self.memory.drop()
         self.memory.truncate(min(n_past, self.memory.n_past))
         self._outputs, self._n_batch = [], 0
 

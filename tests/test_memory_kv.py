@@ -67,6 +67,15 @@ def test_clearing_keeps_the_regions_and_dropping_does_not():
     assert m.n_past == 0 and m.regions() is not regions
 
 
+def test_donated_regions_that_never_came_back_are_lost():
+    m = memory()
+    assert not m.lost
+    jax.jit(lambda r: r + 1, donate_argnums=0)(m.regions()[0])
+    assert m.lost
+    m.drop()
+    assert not m.lost and not m.regions()[0].is_deleted()
+
+
 def test_unknown_type_is_refused():
     with pytest.raises(ModelError, match="KV type 'q9' is not supported; supported: f16, f32"):
         memory(kinds=("f16", "q9"))

@@ -56,6 +56,11 @@ class KVMemory:
         """The highest position held, -1 if none."""
         return self._n_past - 1
 
+    @property
+    def lost(self) -> bool:
+        """Whether the regions were donated to a step whose outputs never came back."""
+        return self._regions is not None and self._regions[0].is_deleted()
+
     def abstract_regions(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shapes and types of the regions, to trace with."""
         sharding = jax.sharding.SingleDeviceSharding(self._device)

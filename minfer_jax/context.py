@@ -6,7 +6,6 @@ counters. It knows nothing of text or sampling.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from minfer_jax.batch import Batch, Ubatch, bucket, check_batch, split_simple
-from minfer_jax.device import Device, device_errors
+from minfer_jax.device import Device, device_errors, host_memory
 from minfer_jax.errors import UsageError
 from minfer_jax.graph.inputs import rows_matrix
 from minfer_jax.graph.params import CParams, GraphParams, GType
@@ -231,13 +230,11 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
 
 def check_memory(hp: HParams, n_ctx: int, exact: bool, weights_bytes: int, device: Device) -> None:
     """Refuse what the host cannot hold: to ask for it would end the process."""
-    if device.platform != "cpu" or not hasattr(os, "sysconf"):
-        return
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = host_memory() if device.platform == "cpu" else None
     kv_bytes = n_ctx * hp.kv_bytes_per_cell(4 if exact else 2)
-    if weights_bytes + kv_bytes > total:
+    if total is not None and weights_bytes + kv_bytes > total:
         raise UsageError(
             f"the weights need {weights_bytes / 2**30:.1f} GiB and n_ctx {n_ctx} needs"
-            f" {kv_bytes / 2**30:.1f} GiB for keys and values, this machine has"
-            f" {total / 2**30:.1f} GiB: lower -c/--n-ctx, or use a smaller model"
+            f" {kv_bytes / 2**30:.1f} GiB for keys and values, there are"
+            f" {total / 2**30:.1f} GiB of memory: lower -c/--n-ctx, or use a smaller model"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +77,19 @@ def idle_accelerator(device: Device) -> str | None:
         return None
     kind, remedy = found
     return f"running on the CPU, but this machine seems to have {kind}: {remedy}"
+
+
+def host_memory() -> int | None:
+    """Bytes of memory that this process may use: the machine's, or its container's limit."""
+    if not hasattr(os, "sysconf"):
+        return None
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for file in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups v2 and v1
+        try:
+            limits.append(int((Path("/sys/fs/cgroup") / file).read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return min(limits)
 
 
 def _asked_of_jax() -> str | None:

@@ -7,7 +7,7 @@ lm.generate("Once upon a time", n=64).text
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -131,28 +131,39 @@ class LanguageModel:
     def prompt_ids(
         self, prompt: str | Sequence[int], *, template: bool = False, system: str | None = None
     ) -> list[int]:
-        """Token ids of a prompt: text as it is, as the user's turn in the template, or ids."""
-        if isinstance(prompt, bytes | bytearray):
-            raise UsageError("a prompt is text or token ids; tokenizer.encode takes bytes")
+        """Token ids of a prompt: text as it is, as the user's turn in the template, or ids.
+
+        Text starts with exactly one BOS if the model wants one, wherever it comes from, and never
+        ends with an EOS that the tokenizer would add: it is to be continued.
+        """
         if not isinstance(prompt, str):
+            if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+                raise UsageError(f"a prompt is text or token ids, not {type(prompt).__name__}")
             return list(prompt)
         if not template:
             if system:
                 raise TemplateError("a system message needs a chat template")
-            return self.tokenizer.encode(prompt, add_special=True, parse_special=True)
+            return self._open_ended(prompt)
         if self.chat_template is None:
             raise TemplateError(f"{self.path}: the file has no chat template")
         messages = [{"role": "system", "content": system}] if system else []
-        text = self.chat_template.render([*messages, {"role": "user", "content": prompt}])
-        add_special = self.chat_template.needs_bos(text)
-        return self.tokenizer.encode(text, add_special=add_special, parse_special=True)
+        return self._open_ended(
+            self.chat_template.render([*messages, {"role": "user", "content": prompt}])
+        )
+
+    def _open_ended(self, text: str) -> list[int]:
+        """Ids of a text that is to be continued."""
+        tok = self.tokenizer
+        ids = tok.encode(text, add_special=False, parse_special=True)
+        spelled = ids[:1] == [tok.bos]
+        return ids if spelled or not tok.add_bos or tok.bos is None else [tok.bos, *ids]
 
     def stream(
         self,
         prompt: str | Sequence[int],
         n: int = 64,
         *,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | None = None,
         template: bool = False,
         system: str | None = None,
         abort: Callable[[], bool] = lambda: False,
@@ -175,7 +186,7 @@ class LanguageModel:
             ids,
             Sampler(params, ids),
             n_predict=n,
-            stop=stop,
+            stop=stop or (),
             abort=abort,
             into=into,
         )
@@ -186,7 +197,7 @@ class LanguageModel:
         prompt: str | Sequence[int],
         n: int = 64,
         *,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | None = None,
         template: bool = False,
         system: str | None = None,
         **sampling: Any,
@@ -231,7 +242,7 @@ def load(
     exact: bool = False,
     n_ubatch: int = 512,
     flash_attn: bool = True,
-    device: str = AUTO,
+    device: str | None = None,
     progress: Progress | None = None,
     settings: Settings | None = None,
 ) -> LanguageModel:
@@ -246,11 +257,14 @@ def load(
     """
     settings = settings or Settings.from_env()
     check_sizes(n_ctx or 1, n_ubatch)
+    for flag, value in (("exact", exact), ("flash_attn", flash_attn)):
+        if not isinstance(value, bool):
+            raise UsageError(f"{flag} is {value!r}; allowed: True, False")
     name = os.fspath(name) if name is not None else settings.model
     file = open_gguf(resolve(name, models_dir=settings.models_dir))
     hp = architecture(file).hparams(file)
     n_ctx = n_ctx or hp.n_ctx_train
-    chosen = select_device(device)
+    chosen = select_device(device or AUTO)
     check_memory(hp, n_ctx, exact, sum(t.nbytes or 0 for t in file.tensors.values()), chosen)
     disk.enable(settings.xla_dir)
     on_build = trace_build if settings.rebuild_trace else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from minfer_jax.errors import UsageError
 
@@ -18,6 +18,8 @@ class StopFilter:
     def __init__(self, stop: Sequence[str | bytes] = ()) -> None:
         if isinstance(stop, str | bytes):
             stop = [stop]
+        if not isinstance(stop, Iterable):
+            raise UsageError(f"stop is {stop!r}; allowed: a list of texts")
         self._stops = [_bytes_of(s) for s in stop]
         self._held = b""
         self.stopped = False

@@ -52,20 +52,16 @@ def test_a_system_message_takes_the_defaults_place():
 # C01: exactly one BOS
 
 
-def test_who_adds_bos():
+def test_a_template_prints_bos_or_does_not():
+    """Who adds the one that a model wants is `LanguageModel.prompt_ids`' business."""
     body = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    printing = template("{{ bos_token }}" + body)
-    assert printing.render([USER]) == "<s>Hi"
-    assert not printing.needs_bos("<s>Hi")
-    silent = template(body)
-    assert silent.render([USER]) == "Hi"
-    assert silent.needs_bos("Hi")
+    assert template("{{ bos_token }}" + body).render([USER]) == "<s>Hi"
+    assert template(body).render([USER]) == "Hi"
 
 
 def test_special_tokens_are_strings_even_where_there_are_none():
     bare = template("{{ bos_token + 'x' + eos_token }}", bos_token="", eos_token="")
     assert bare.render([]) == "x"
-    assert bare.needs_bos("x")
 
 
 # C02: content null or missing

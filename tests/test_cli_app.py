@@ -23,7 +23,10 @@ def request_of(monkeypatch, capfd):
         (["nonsense"], "No such command 'nonsense'; see `minfer-jax --help`"),
         (["--vers"], "No such option: --vers"),
         (["generate"], "give one prompt"),
-        (["generate", "--bogus", "hi"], "--bogus; see `minfer-jax generate --help`"),
+        (
+            ["generate", "--bogus", "hi"],
+            "--bogus (a text that begins with - goes after --); see `minfer-jax generate --help`",
+        ),
         (["generate", "hi", "there"], "there"),
         (["generate", "hi", "-p", "there"], "more than one was given"),
         (["generate", "hi", "-n"], "'-n' requires an argument"),

@@ -158,7 +158,7 @@ def test_an_unsupported_tensor_type(tmp_path, capfd):
     path.write_bytes(data[:at] + (23).to_bytes(4, "little") + data[at + 4 :])
     result = run_cli(capfd, "generate", "-m", str(path), "hi")
     assert (result.code, result.out) == (1, "")
-    assert "'blk.0.attn_q.weight' has type IQ4_XS" in result.error and "Q6_K" in result.error
+    assert "'blk.0.attn_q.weight' (IQ4_XS)" in result.error and "Q6_K" in result.error
 
 
 def test_a_truncated_model(smollm2_path, tmp_path, capfd):

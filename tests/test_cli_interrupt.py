@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 
-from minfer_jax.cli.interrupt import stop_on_interrupt
+import pytest
+
+from minfer_jax.cli.interrupt import cleaned_up_on_termination, stop_on_interrupt
 
 
 def test_the_first_sets_the_event_and_raises_nothing():
@@ -59,3 +61,25 @@ with stop_on_interrupt() as asked:
 def test_the_second_ends_the_process_though_the_main_thread_is_busy():
     done = subprocess.run([sys.executable, "-c", _BUSY], capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_being_told_to_end_unwinds_like_an_exception():
+    cleaned = []
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped, cleaned_up_on_termination():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            cleaned.append(True)
+    assert stopped.value.code == 128 + signal.SIGTERM and cleaned
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_on_interrupt() as asked:
+            signal.raise_signal(signal.SIGINT)
+        assert not asked.is_set() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, previous)

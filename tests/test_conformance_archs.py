@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_models import ARCHS, golden
+from tiny_models import ARCHS, golden, read_spec
 
 from minfer_jax.models.registry import ARCHITECTURES
 
@@ -24,7 +24,8 @@ def test_all_named_architectures_have_a_golden():
         " qwen2-dense qwen2-gqa-dense qwen3-dense gemma3-dense"
     )
     assert set(named.split()) <= set(ARCHS)
-    assert {name.split("-")[0] for name in ARCHS} == set(ARCHITECTURES)
+    values = [dict((key, value) for key, _, value in read_spec(name)["kv"]) for name in ARCHS]
+    assert {kv["general.architecture"] for kv in values} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", ARCHS)

@@ -1,6 +1,8 @@
 """Choosing a device, and saying aloud when it is not the one that was hoped for."""
 
 import functools
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -9,7 +11,13 @@ import pytest
 from test_cli_main import run_process
 
 from minfer_jax import device as module
-from minfer_jax.device import available_devices, device_errors, idle_accelerator, select_device
+from minfer_jax.device import (
+    available_devices,
+    device_errors,
+    host_memory,
+    idle_accelerator,
+    select_device,
+)
 from minfer_jax.errors import MinferError, UsageError
 
 CPU = SimpleNamespace(id=0, platform="cpu", device_kind="cpu")
@@ -105,3 +113,13 @@ def test_who_asked_for_the_cpu_is_not_warned(system, monkeypatch):
     (system / "nvidiactl").touch()
     monkeypatch.setattr(module, "_asked_of_jax", lambda: "cpu")
     assert idle_accelerator(CPU) is None
+
+
+def test_memory_is_the_machines_or_the_containers(monkeypatch):
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < host_memory() <= physical
+    limit = 123_000_000
+    monkeypatch.setattr(Path, "read_text", lambda self: f"{limit}\n")
+    assert host_memory() == limit
+    monkeypatch.setattr(Path, "read_text", lambda self: "max\n")
+    assert host_memory() == physical

@@ -120,3 +120,11 @@ def test_ctrl_c_kills_the_child(tmp_path, monkeypatch):
         )
     assert children[0].returncode not in (None, 0)
     assert time.monotonic() - start < 30
+
+
+def test_files_in_the_working_directory_stand_in_for_no_module(tmp_path, monkeypatch):
+    (tmp_path / "tempfile.py").write_text("raise SystemExit('the wrong tempfile')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FetchError) as caught:
+        download_wheel("not-a-distribution==0", tmp_path / "fetch", lambda size: None)
+    assert "the wrong tempfile" not in str(caught.value)

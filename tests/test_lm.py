@@ -12,6 +12,7 @@ import minfer_jax as mj
 from minfer_jax.generate import Generation
 from minfer_jax.lm import LanguageModel, load
 from minfer_jax.settings import Settings
+from minfer_jax.tokenizer import from_metadata
 
 PROMPT = "The capital of France is"
 
@@ -93,6 +94,31 @@ def test_sampling_parameters_are_data(lm):
     assert lm.counters.built == built
 
 
+TOY = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "H", "i", "Hi"],
+    "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1],
+    "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -2.0, -2.0, -1.0],
+    "tokenizer.ggml.add_space_prefix": False,
+}
+SILENT = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("flag", [True, False, None])
+@pytest.mark.parametrize("source", [SILENT, "{{ bos_token }}" + SILENT], ids=["silent", "printing"])
+def test_c01_exactly_one_bos_and_no_eos(load_tiny, source, flag):
+    metadata = {**TOY, "tokenizer.chat_template": source, "tokenizer.ggml.add_eos_token": True}
+    if flag is not None:
+        metadata["tokenizer.ggml.add_bos_token"] = flag
+    lm = load_tiny("llama-dense")
+    lm.__dict__["tokenizer"] = from_metadata(metadata)
+    wanted = flag is not False  # an SPM model wants one unless its file says otherwise
+    printed = source != SILENT
+    assert lm.prompt_ids("Hi", template=True) == ([1, 5] if wanted or printed else [5])
+    assert lm.prompt_ids("Hi") == ([1, 5] if wanted else [5])
+    assert lm.prompt_ids("<s>Hi") == [1, 5]
+
+
 def test_ids_may_be_given_for_text(lm):
     ids = lm.tokenizer.encode(PROMPT, add_special=True, parse_special=True)
     assert lm.generate(ids, n=5).ids == lm.generate(PROMPT, n=5).ids
@@ -124,6 +150,10 @@ def test_bad_requests_are_refused_before_any_compute(lm):
         (lambda: lm.generate(PROMPT, stop=[""]), mj.UsageError),
         (lambda: lm.generate(PROMPT, system="x"), mj.TemplateError),
         (lambda: lm.generate(b"bytes"), mj.UsageError),
+        (lambda: lm.generate(None), mj.UsageError),
+        (lambda: lm.generate(PROMPT, stop=5), mj.UsageError),
+        (lambda: load(lm.path, flash_attn="off"), mj.UsageError),
+        (lambda: load(lm.path, exact=1), mj.UsageError),
         (lambda: lm.generate([49152]), mj.BatchError),
         (lambda: lm.generate([-1]), mj.BatchError),
         (lambda: lm.generate([-1]), mj.BatchError),

@@ -29,12 +29,11 @@ def test_what_a_tokenizer_says_about_itself():
     assert (TOY.add_bos, TOY.add_eos, TOY.eog) == (True, False, frozenset({2, 7}))
     assert (TOY.model, TOY.pre, TOY.chat_template) == ("llama", None, "{{ messages }}")
     assert TOY.token_str(3) == "▁"
-    assert [TOY.is_control(i) for i in (0, 1, 4, 7)] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("token_id", [-1, 8, 2**31, 2**70, 1.0, True, False, "1", None, np.True_])
 def test_ids_that_are_none(token_id):
-    for call in (TOY.piece, TOY.token_str, TOY.is_control):
+    for call in (TOY.piece, TOY.token_str):
         with pytest.raises(TokenizerError, match="token id"):
             call(token_id)
     with pytest.raises(TokenizerError, match="token id"):

@@ -2,6 +2,8 @@
 
 import functools
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -129,3 +131,20 @@ def test_t04_without_parsing_control_tokens_are_text(smollm2_path, gemma3_path):
     ids = load(gemma3_path).encode("<start_of_turn>user", False, False)
     assert ids == [236820, 3041, 236779, 1340, 236779, 887, 236813, 2364]
     assert load(gemma3_path).encode("<h1>Hi</h1>", False, False) == [184, 10979, 191]
+
+
+LONG_RUNS = """
+import sys
+from minfer_jax.tokenizer import load_tokenizer
+tokenizer = load_tokenizer(sys.argv[1])
+for run in ["A" * 131072, "." * 131072, " " * 131072, "\\n" * 131072, "\\u5b57" * 30000]:
+    ids = tokenizer.encode(run, add_special=False)
+    assert tokenizer.decode(ids) == run
+"""
+
+
+@pytest.mark.parametrize("model", ["smollm2_path", "gemma3_path"])
+def test_t06_long_runs_end(request, model):
+    """In a process of its own, so that a rule that backtracks for hours is a failure."""
+    command = [sys.executable, "-c", LONG_RUNS, str(request.getfixturevalue(model))]
+    subprocess.run(command, check=True, timeout=60)

@@ -72,14 +72,6 @@ class ChatTemplate:
             }
         )
 
-    def needs_bos(self, rendered: str) -> bool:
-        """Whether the tokenizer is to add its own specials to `rendered` (`add_special=True`).
-
-        False where the template printed BOS itself: adding another would make it two. Where True,
-        the vocabulary's `add_bos_token` still decides.
-        """
-        return not (self.bos_token and rendered.startswith(self.bos_token))
-
     @cached_property
     def _compiled(self) -> BoundedTemplate:
         # jinja2 costs 30 ms to import, which a plain completion does not owe.

@@ -32,7 +32,10 @@ def run(argv: list[str] | None = None) -> int:
     except typer.TyperException as error:
         where = getattr(error, "ctx", None)
         asked = f"{where.command_path if where else _NAME} --help"
-        raise UsageError(f"{error.format_message().rstrip('.')}; see `{asked}`") from error
+        message = error.format_message().rstrip(".")
+        if message.startswith("No such option"):
+            message += " (a text that begins with - goes after --)"
+        raise UsageError(f"{message}; see `{asked}`") from error
     return code if isinstance(code, int) else 0
 
 

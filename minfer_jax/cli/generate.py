@@ -10,7 +10,7 @@ from dataclasses import asdict
 from minfer_jax.cli import INTERRUPTED
 from minfer_jax.cli.interrupt import stop_on_interrupt
 from minfer_jax.cli.request import Request
-from minfer_jax.cli.session import load_model, local_file, waiting
+from minfer_jax.cli.session import load_model, local_file, note, waiting
 from minfer_jax.settings import Settings
 
 
@@ -36,13 +36,16 @@ def run_generate(request: Request, prompt: str) -> int:
             device=request.device,
         )
         load_seconds = time.perf_counter() - started
+        template = not request.no_template and lm.chat_template is not None
+        if not template and not request.no_template:
+            note("the model has no chat template: the prompt is continued as it is")
         out = Generation()
         with device_errors():
             pieces = lm.stream(
                 prompt,
                 request.n_predict,
                 stop=request.stop,
-                template=not request.no_template and lm.chat_template is not None,
+                template=template,
                 system=request.system or None,
                 abort=asked.is_set,
                 into=out,

@@ -50,8 +50,12 @@ def _plain(value: Any) -> Any:
 
 
 def _tensor(info: TensorInfo) -> dict[str, Any]:
-    type_ = info.type.name if info.type is not None else f"unknown ({info.type_id})"
-    return {"name": info.name, "shape": list(info.shape), "type": type_, "bytes": info.nbytes}
+    return {
+        "name": info.name,
+        "shape": list(info.shape),
+        "type": info.type_name(),
+        "bytes": info.nbytes,
+    }
 
 
 def _memory(file: GGUFFile, n_ctx: int) -> dict[str, Any]:

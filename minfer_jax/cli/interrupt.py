@@ -1,10 +1,11 @@
-"""Ctrl-C while a model is loaded and run: a request first, an order the second time."""
+"""Signals: Ctrl-C is a request first and an order the second time; told to end, we clean up."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
     the main thread, and that may be compiling a graph for a long time.
     """
     asked = threading.Event()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what runs beside it
+        yield asked
+        return
     signals, wakeup = socket.socketpair()
     wakeup.setblocking(False)
     thread = threading.Thread(target=_watch, args=(signals, asked), name="ctrl-c", daemon=True)
@@ -33,11 +37,29 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGINT, previous or signal.SIG_DFL)
         signal.set_wakeup_fd(previous_fd)
         wakeup.close()
         thread.join()
         signals.close()
+
+
+@contextmanager
+def cleaned_up_on_termination() -> Iterator[None]:
+    """While it lasts, being told to end (SIGTERM, SIGHUP) unwinds the stack like an exception."""
+
+    def leave(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    defaults = [s for s in map(signal.Signals.__getitem__, names) if signal.getsignal(s) == 0]
+    for number in defaults:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in defaults:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _watch(signals: socket.socket, asked: threading.Event) -> None:

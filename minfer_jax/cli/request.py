@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,8 +49,8 @@ class Request:
 def read_prompt(sources: Mapping[str, str]) -> str:
     """The prompt from the one place in which it was given.
 
-    `sources` holds what was given of `text` (the argument), `prompt` (-p), either of them "-" for
-    stdin, and `file` (-f). A file's or stdin's last line end is not part of the prompt.
+    `sources` holds what was given of `text` (the argument), `prompt` (-p) and `file` (-f); any of
+    them "-" stands for stdin. A file's or stdin's last line end is not part of the prompt.
     """
     if len(sources) != 1:
         found = "more than one was given" if sources else "none was given"
@@ -57,8 +58,10 @@ def read_prompt(sources: Mapping[str, str]) -> str:
     [(source, value)] = sources.items()
     if source != "file" and value != "-":
         return utf8_text("the prompt", argument_bytes(value))
-    data = Path(value).read_bytes() if source == "file" else sys.stdin.buffer.read()
-    return utf8_text("the prompt", data.removesuffix(b"\n").removesuffix(b"\r"))
+    data = sys.stdin.buffer.read() if value == "-" else Path(value).read_bytes()
+    # Editors add a byte order mark and a last line end that nobody typed.
+    data = data.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n").removesuffix(b"\r")
+    return utf8_text("the prompt", data)
 
 
 def argument_bytes(value: str) -> bytes:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minfer_jax.cli.interrupt import cleaned_up_on_termination
 from minfer_jax.hub import cached, catalog, resolve
 from minfer_jax.settings import Settings
 
@@ -26,7 +27,8 @@ def local_file(model: str | None, settings: Settings) -> Path:
     alias = catalog().get(name.lower())
     if alias and cached(alias, settings.models_dir) is None and not Path(name).is_file():
         note(f"fetching {alias.name}, licence: {alias.licence}. {alias.licence_note}")
-    return resolve(name, models_dir=settings.models_dir)
+    with cleaned_up_on_termination():
+        return resolve(name, models_dir=settings.models_dir)
 
 
 def load_model(

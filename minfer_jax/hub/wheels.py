@@ -43,7 +43,8 @@ def download_wheel(requirement: str, folder: Path, on_bytes: Callable[[int], Non
     dest.mkdir(parents=True)
     scratch.mkdir()
     command = [
-        *(sys.executable, "-c", _PIP, str(scratch), "download"),
+        # -P: nothing in the working directory may stand in for a module.
+        *(sys.executable, "-P", "-c", _PIP, str(scratch), "download"),
         *("--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"),
         *("--retries", "3", "--dest", str(dest), requirement),
     ]

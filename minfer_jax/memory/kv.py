@@ -52,11 +52,6 @@ class KVMemory:
         return self._n_past
 
     @property
-    def seq_pos_max(self) -> int:
-        """The highest position held, -1 if none."""
-        return self._n_past - 1
-
-    @property
     def lost(self) -> bool:
         """Whether the regions were donated to a step whose outputs never came back."""
         return self._regions is not None and self._regions[0].is_deleted()

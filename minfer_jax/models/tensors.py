@@ -104,9 +104,8 @@ def check_tensors(file: GGUFFile, wanted: TensorList) -> list[TensorInfo]:
                 f" expected {list(spec.shape)}"
             )
         if info.type not in BLOCK_FORMATS:
-            name = info.type.name if info.type is not None else f"id {info.type_id}"
             raise ModelError(
-                f"{file.path}: tensor {spec.name!r} has type {name}, which cannot be computed with;"
+                f"{file.path}: tensor {spec.name!r} ({info.type_name()}) cannot be computed with;"
                 f" supported: {', '.join(t.name for t in BLOCK_FORMATS)}"
             )
         found.append(info)

@@ -141,10 +141,6 @@ class Tokenizer(ABC):
         """The vocabulary's own string for an id, as the file spells it."""
         return self._vocab.tokens[self._checked(token_id)]
 
-    def is_control(self, token_id: int) -> bool:
-        """Whether the token is a control token, by its type or because it ends a generation."""
-        return self._vocab.has(self._checked(token_id), CONTROL)
-
     @abstractmethod
     def _encode_text(self, text: str, follows_special: bool) -> list[int]:
         """Ids of a non-empty text (in the form of `utf8.text_of`) without special tokens."""

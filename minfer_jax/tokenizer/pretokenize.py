@@ -248,7 +248,7 @@ def rule_of(pre: str | None) -> Rule:
     if pre not in _BY_NAME:
         raise TokenizerError(
             f"unsupported pre-tokenizer tokenizer.ggml.pre = {pre!r}; supported: "
-            + ", ".join(sorted(_BY_NAME))
+            + ", ".join(rule_names())
         )
     return _BY_NAME[pre]
 

@@ -38,7 +38,7 @@ class WordPieceTokenizer(Tokenizer):
                 raise TokenizerError(f"{PREFIX}{key}_token_id is missing")
         self._lowercase = read_bool(metadata, "normalizer.lowercase", True)
         self._strip_accents = read_bool(metadata, "normalizer.strip_accents", self._lowercase)
-        self._longest = max(map(len, vocab.tokens))
+        self._lengths = sorted(set(map(len, vocab.tokens)), reverse=True)
 
     def _leading(self) -> list[int]:
         return [i for i in (self.bos,) if i is not None]
@@ -60,8 +60,9 @@ class WordPieceTokenizer(Tokenizer):
         ids: list[int] = []
         start = 0
         while start < len(word):
-            for end in range(min(len(word), start + self._longest), start, -1):
-                token_id = find(word[start:end])
+            for length in self._lengths:
+                end = start + length
+                token_id = find(word[start:end]) if end <= len(word) else None
                 if token_id is not None:
                     ids.append(token_id)
                     start = end

@@ -186,11 +186,11 @@ class LanguageModel:
             ids,
             Sampler(params, ids),
             n_predict=n,
-            stop=stop or (),
+            stop=() if stop is None else stop,
             abort=abort,
             into=into,
         )
-        return self._while_current(pieces)
+        return self._while_current(pieces, self._calls)
 
     def generate(
         self,
@@ -217,22 +217,17 @@ class LanguageModel:
         self._scratch.clear()
         return self._scratch
 
-    def _while_current(self, pieces: Iterator[str]) -> Iterator[str]:
+    def _while_current(self, pieces: Iterator[str], call: int) -> Iterator[str]:
         """Pass `pieces` on; an error once a later call has taken the scratch context over."""
-        call = self._calls
-
-        def checked() -> Iterator[str]:
-            while call == self._calls:
-                piece = next(pieces, None)
-                if piece is None:
-                    return
-                yield piece
-            raise MinferError(
-                "this stream ended because the model was called again meanwhile:"
-                " use one stream at a time, or a context for each"
-            )
-
-        return checked()
+        while call == self._calls:
+            piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+        raise MinferError(
+            "this stream ended because the model was called again meanwhile:"
+            " use one stream at a time, or a context for each"
+        )
 
 
 def load(

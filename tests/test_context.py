@@ -1,6 +1,7 @@
 """`Context.decode`: return codes, ubatches that do not change results, reuse, failures."""
 
 import dataclasses
+import gc
 import signal
 import sys
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ TOKENS = RNG.integers(0, 128, 520).tolist()
 
 def everything(context: Context, tokens: list[int]) -> np.ndarray:
     """All rows of logits of one batch in an emptied context."""
-    context.memory.clear()
+    context.clear()
     assert context.decode(Batch(token=tokens, logits=[True] * len(tokens))) == 0
     return context.all_logits()
 
@@ -41,7 +42,7 @@ def test_logits_of_any_subset_of_rows(load_tiny):
     context = load_tiny("qwen3-dense", n_ubatch=8).context(n_ctx=64)
     tokens = TOKENS[:20]
     want = everything(context, tokens)
-    context.memory.clear()
+    context.clear()
     wanted = [i in (0, 7, 8, 19) for i in range(20)]
     context.decode(Batch(token=tokens, logits=wanted))
     np.testing.assert_allclose(context.all_logits(), want[wanted], atol=1e-5 * want.std())
@@ -171,6 +172,46 @@ def test_an_interrupt_during_the_call_is_held_back_until_the_regions_are_bound(
     np.testing.assert_allclose(context.logits(), want[5], atol=1e-5 * want.std())
 
 
+def test_an_interrupt_by_another_handler_loses_the_regions_and_the_context_goes_on(
+    load_tiny, monkeypatch
+):
+    context = load_tiny("llama-dense").context(n_ctx=64)
+    want = everything(context, TOKENS[:6])
+    get = context.graphs.get
+
+    def interrupted(params):
+        entry = get(params)
+
+        def run(*args):
+            entry.compiled.run(*args)
+            raise KeyboardInterrupt
+
+        return dataclasses.replace(entry, compiled=dataclasses.replace(entry.compiled, run=run))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(context.graphs, "get", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            context.decode(Batch(token=[9]))
+    assert context.memory.n_past == 0
+    np.testing.assert_array_equal(everything(context, TOKENS[:6]), want)
+
+
+def test_a_table_of_graphs_ends_with_its_last_context(load_tiny):
+    def live() -> int:
+        gc.collect()
+        return len(jax.devices()[0].client.live_executables())
+
+    lm = load_tiny("llama-dense")
+    before = live()
+    first, second = lm.context(n_ctx=1000), lm.context(n_ctx=1000)
+    first.decode(Batch(token=[1]))
+    del first
+    second.decode(Batch(token=[1]))
+    assert second.graphs.counters.reused == 1 and live() > before
+    del second
+    assert live() <= before + 1  # the one that makes regions of this shape stays with jax
+
+
 def test_contexts_of_nearly_equal_size_share_their_graphs(load_tiny):
     lm = load_tiny("llama-dense")
     first, second = lm.context(n_ctx=70), lm.context(n_ctx=80)
@@ -190,7 +231,7 @@ def test_every_prompt_length_builds_no_more_graphs_than_there_are_buckets(load_t
     context = load_tiny("llama-gqa-dense", exact=False).context(n_ctx=640)
     before = context.graphs.counters.built
     for n in range(1, 601):
-        context.memory.clear()
+        context.clear()
         assert context.decode(Batch(token=TOKENS[:1] * n)) == 0
     assert {e.params.n_tokens for e in context.graphs.entries} == {1, 32, 128, 512}
     assert context.graphs.counters.built - before == 4
@@ -204,7 +245,7 @@ def test_a_hundred_tokens_take_two_graphs_and_a_second_prompt_none(load_tiny):
         context.decode(Batch(token=[token]))
     counters = context.graphs.counters
     assert (counters.built, counters.reused) == (2, 99)
-    context.memory.clear()
+    context.clear()
     context.decode(Batch(token=TOKENS[:31]))
     assert (counters.built, counters.reused) == (2, 100)
     perf = context.perf

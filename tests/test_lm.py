@@ -1,9 +1,11 @@
 """The Python surface on the demo model, and on tiny ones where no text is needed."""
 
+import gc
 import inspect
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from tiny_models import golden
@@ -86,6 +88,37 @@ def test_hundred_tokens_build_one_graph_for_prefill_and_one_for_decode(smollm2_p
     assert (lm.counters.built, lm.counters.reused) == (2, 100)
 
 
+def test_a_prefill_graph_makes_no_float_copy_of_the_layers(lm):
+    """4 MB; accumulators of all layers at once would be 22 MB, their weights as floats 416 MB."""
+    lm.generate(PROMPT, n=1)
+    (entry,) = [e for e in lm.graphs.entries if e.params.n_tokens == 32 and e.params.n_out == 1]
+    assert entry.compiled.run.memory_analysis().temp_size_in_bytes < 10e6
+
+
+def test_layers_of_equal_shape_are_traced_once(lm):
+    """30 layers: QKV, output, gate and up, down, head; the last layer's FFN again, for one row
+    instead of 32; two products in attention.
+    """
+    lm.generate(PROMPT, n=1)
+    (entry,) = [e for e in lm.graphs.entries if e.params.n_tokens == 32 and e.params.n_out == 1]
+    int32 = [jax.ShapeDtypeStruct(shape, "int32") for shape in ((5, 32), (1,))]
+    args = (lm.model.weights.leaves, lm.context(n_ctx=256).memory.abstract_regions(), *int32)
+    jaxpr = jax.make_jaxpr(lm.model.make_step(), static_argnums=0)(entry.params, *args)
+    assert str(jaxpr).count("dot_general[") == 5 + 2 + 2
+
+
+def test_logits_are_not_held_a_second_time(load_tiny):
+    lm = load_tiny("qwen3-dense")
+
+    def held() -> int:
+        gc.collect()
+        return sum(array.shape == (32, 128) for array in jax.live_arrays())
+
+    before = held()
+    assert lm.logits([1, 2, 3]).shape == (3, 128)
+    assert held() == before
+
+
 def test_sampling_parameters_are_data(lm):
     """Seed, temperature and the rest shape no graph."""
     lm.generate(PROMPT, n=3)
@@ -148,6 +181,7 @@ def test_bad_requests_are_refused_before_any_compute(lm):
         (lambda: lm.generate(PROMPT, temp=float("nan")), mj.UsageError),
         (lambda: lm.generate(PROMPT, tmep=0.5), mj.UsageError),
         (lambda: lm.generate(PROMPT, stop=[""]), mj.UsageError),
+        (lambda: lm.generate(PROMPT, stop=""), mj.UsageError),
         (lambda: lm.generate(PROMPT, system="x"), mj.TemplateError),
         (lambda: lm.generate(b"bytes"), mj.UsageError),
         (lambda: lm.generate(None), mj.UsageError),

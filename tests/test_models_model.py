@@ -51,7 +51,7 @@ def test_cost_of_a_step_does_not_grow_with_n_ctx(load_tiny, name, batch, kind):
         context = load_tiny(name, exact=kind == "exact").context(n_ctx=n_ctx)
         executable = compiled(context, batch).run
         analysis = executable.memory_analysis()
-        assert analysis.alias_size_in_bytes == context.memory.nbytes
+        assert analysis.alias_size_in_bytes == sum(r.nbytes for r in context.memory.regions())
         text = executable.as_text()
         assert f",{n_ctx}," in text  # the regions are there
         moved = r"= \S*[\[,]" + str(n_ctx) + r"[,\]]\S* (copy|convert|transpose|concatenate)\("
@@ -101,7 +101,7 @@ def test_an_all_rows_graph_differs_from_a_last_row_graph_only_in_rows(lm):
     tokens = list(range(3, 20))
     context.decode(Batch(token=tokens))
     last = context.logits()
-    context.memory.clear()
+    context.clear()
     context.decode(Batch(token=tokens, logits=[True] * len(tokens)))
     everything = context.all_logits()
     assert everything.shape == (len(tokens), lm.model.hp.n_vocab)

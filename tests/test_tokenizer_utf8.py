@@ -82,4 +82,4 @@ def test_t01_a_str_with_a_lone_surrogate_is_refused():
 
 def test_only_text_is_text():
     with pytest.raises(TokenizerError, match="str or bytes, not int"):
-        text_of(7)  # type: ignore[arg-type]
+        text_of(7)

@@ -42,11 +42,6 @@ class KVMemory:
         self._n_past = 0
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all regions."""
-        return sum(math.prod(shape) * jnp.dtype(dtype).itemsize for shape, dtype in self._layout)
-
-    @property
     def n_past(self) -> int:
         """Tokens in the memory, which is also the next position."""
         return self._n_past
@@ -87,10 +82,6 @@ class KVMemory:
         if not 0 <= n_past <= self._n_past:
             raise ValueError(f"cannot truncate {self._n_past} tokens to {n_past}")
         self._n_past = n_past
-
-    def clear(self) -> None:
-        """Forget every token; the regions stay."""
-        self._n_past = 0
 
     def drop(self) -> None:
         """Forget everything, the regions too: a step failed after they were donated to it."""

@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Protocol
 
 import jax
+from jax._src.xla_bridge import backends_are_initialized  # jax has no public name for it
 
 from minfer_jax.errors import MinferError, UsageError
 
 AUTO = "auto"
+_MAX_THREADS = 1024
+
+_threads: int | None = None
+"""What `set_threads` was told."""
 
 
 class Device(Protocol):
@@ -77,6 +82,35 @@ def idle_accelerator(device: Device) -> str | None:
         return None
     kind, remedy = found
     return f"running on the CPU, but this machine seems to have {kind}: {remedy}"
+
+
+def set_threads(n: int | None) -> None:
+    """Give jax's CPU client, and all that asks `threads`, n threads; None: one for each CPU.
+
+    Raises `UsageError` if the client has started with another number, which is fixed from then on.
+    """
+    global _threads
+    n = _usable_cpus() if n is None else n
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MAX_THREADS:
+        raise UsageError(f"threads is {n!r}; allowed: 1 to {_MAX_THREADS}")
+    if backends_are_initialized() and n != threads():
+        raise UsageError(
+            f"jax has started with {threads()} threads, not {n}: set their number before that"
+        )
+    _threads = n
+    # The size of the client's pool of threads, which it reads once, when it starts.
+    os.environ["PJRT_NPROC"] = str(n)
+
+
+def threads() -> int:
+    """Threads that compute on the CPU."""
+    return _usable_cpus() if _threads is None else _threads
+
+
+def _usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def host_memory() -> int | None:

@@ -7,6 +7,7 @@ lm.generate("Once upon a time", n=64).text
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,10 +25,13 @@ from minfer_jax.generate import FinishReason, GenerateStats, Generation, generat
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.graph import disk
 from minfer_jax.graph.cache import GraphCache, GraphCounters, trace_build
+from minfer_jax.graph.params import GType
 from minfer_jax.hub import resolve
 from minfer_jax.models.model import Model
+from minfer_jax.models.packing import WeightForm, weight_form
 from minfer_jax.models.registry import architecture
 from minfer_jax.models.weights import Progress
+from minfer_jax.ops.cpu.library import register_targets
 from minfer_jax.sampling import Sampler, SamplingParams
 from minfer_jax.settings import Settings
 from minfer_jax.tokenizer import Tokenizer, load_tokenizer
@@ -44,6 +48,16 @@ class GenerateResult:
     stats: GenerateStats
     seed: int
     """The seed in use, also if one was drawn."""
+
+
+@dataclass(frozen=True)
+class LoadSeconds:
+    """Where the time of `load` went."""
+
+    open: float
+    """Finding the file, reading its metadata, starting the device."""
+    pack: float
+    """Weights, from the file to the device."""
 
 
 class LanguageModel:
@@ -63,8 +77,10 @@ class LanguageModel:
         exact: bool,
         flash_attn: bool,
         settings: Settings,
+        load_seconds: LoadSeconds,
     ) -> None:
         self.path: Path = file.path
+        self.load_seconds = load_seconds
         self.model = model
         self._file = file
         self._settings = settings
@@ -250,6 +266,7 @@ def load(
 
     Raises `FetchError`, `GGUFError`, `ModelError` or `UsageError`.
     """
+    started = time.perf_counter()
     settings = settings or Settings.from_env()
     check_sizes(n_ctx or 1, n_ubatch)
     for flag, value in (("exact", exact), ("flash_attn", flash_attn)):
@@ -261,10 +278,21 @@ def load(
     n_ctx = n_ctx or hp.n_ctx_train
     chosen = select_device(device or AUTO)
     check_memory(hp, n_ctx, exact, sum(t.nbytes or 0 for t in file.tensors.values()), chosen)
-    disk.enable(settings.xla_dir)
+    form = weight_form(chosen, exact=exact, kernels=settings.kernels)
+    if form is WeightForm.TILED:
+        register_targets()  # before an executable that names them is loaded
+    disk.read_ahead(settings.xla_dir, file.path, [kind.value for kind in GType], chosen)
+    opened = time.perf_counter()
     on_build = trace_build if settings.rebuild_trace else None
     with device_errors("the model could not be loaded"):
-        model = Model(file, device=chosen, settings=settings, progress=progress, on_build=on_build)
+        model = Model(
+            file,
+            device=chosen,
+            form=form,
+            settings=settings,
+            progress=progress,
+            on_build=on_build,
+        )
     return LanguageModel(
         file,
         model,
@@ -273,6 +301,7 @@ def load(
         exact=exact,
         flash_attn=flash_attn,
         settings=settings,
+        load_seconds=LoadSeconds(opened - started, time.perf_counter() - opened),
     )
 
 

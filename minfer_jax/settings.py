@@ -37,6 +37,9 @@ class Settings:
     fuse_ffn: bool = True
     """`MINFER_NO_FUSE_FFN=1` turns the joined gate and up product off."""
 
+    kernels: str = "auto"
+    """`MINFER_KERNELS`: the native kernels' variant (avx512, avx2, portable), `xla` for none."""
+
     @property
     def models_dir(self) -> Path:
         return self.home / "models"
@@ -64,4 +67,5 @@ class Settings:
             reuse_disabled=flag("MINFER_GRAPH_REUSE_DISABLE"),
             fuse_qkv=not flag("MINFER_NO_FUSE_QKV"),
             fuse_ffn=not flag("MINFER_NO_FUSE_FFN"),
+            kernels=env.get("MINFER_KERNELS") or "auto",
         )

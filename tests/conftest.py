@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -10,6 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from minfer_jax.lm import LanguageModel
+    from minfer_jax.ops.cpu.library import Library
 
 # Nothing above imports jax, which reads these once, when it is imported.
 os.environ.setdefault("JAX_NUMPY_DTYPE_PROMOTION", "strict")
@@ -86,3 +87,18 @@ def load_tiny(
         return load(tiny_path(name), n_ctx=n_ctx, exact=exact, settings=settings, **options)
 
     return lm
+
+
+@pytest.fixture(params=["avx512", "avx2", "portable"])
+def kernels(request: pytest.FixtureRequest) -> "Iterator[Library]":
+    """The native kernels, in one variant after the other; afterwards in the best one again."""
+    from minfer_jax.ops.cpu.library import library
+
+    found = library()
+    if found is None:
+        _unavailable("the native kernels were not built")
+    if request.param not in found.variants:
+        pytest.skip(f"{request.param} kernels do not run here")
+    found.use(request.param)
+    yield found
+    found.use(found.variants[0])

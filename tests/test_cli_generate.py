@@ -8,18 +8,19 @@ import subprocess
 import sys
 import time
 
-import jax
 import pytest
 from gguf_builder import write_gguf
 from test_cli_main import run_cli
 from tiny_models import read_spec, write_tiny
 
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 FIGURE = r"\d+\.\d+"
 REPORT = [
     rf"Prefill: \d+ tokens in {FIGURE} s \({FIGURE} t/s\)",
     rf"Generated: \d+ tokens in {FIGURE} s \({FIGURE} t/s\), \d+ decode steps",
-    rf"Time to first token: {FIGURE} s after {FIGURE} s of loading .*",
+    rf"(Time to first token|Start-up): {FIGURE} s = start {FIGURE} \+ open {FIGURE}"
+    rf" \+ import {FIGURE} \+ pack {FIGURE} \+ tokenizer {FIGURE} \+ trace {FIGURE}"
+    rf" \+ (compile|load) {FIGURE} \+ prefill {FIGURE} \+ rest {FIGURE}",
     r"Graphs: \d+ built \(\d+ of them from disk\), \d+ reused, \d+ evicted; built for: .*",
     r"Device: cpu; seed \d+; stopped by (stop|length|abort)",
 ]
@@ -50,9 +51,9 @@ def assert_report(lines):
         assert re.fullmatch(pattern, line), line
 
 
-def test_the_answer_names_paris_and_the_report_follows(generate):
+def test_the_answer_names_tokyo_and_the_report_follows(generate):
     result = generate(QUESTION, "--temp", "0")
-    assert (result.code, result.out) == (0, "The capital of France is Paris.\n")
+    assert (result.code, result.out) == (0, "The capital of Japan is Tokyo.\n")
     assert_report(result.err.splitlines())
     assert result.err.splitlines()[1].startswith("Generated: 7 tokens")
     assert result.err.splitlines()[-1] == "Device: cpu; seed 42; stopped by stop"
@@ -62,7 +63,7 @@ def test_json_has_the_text_and_every_figure(generate):
     result = generate(QUESTION, "--temp", "0", "--json", "-n", "5")
     assert (result.code, result.err) == (0, "")
     report = json.loads(result.out)
-    assert report["text"] == "The capital of France is"
+    assert report["text"] == "The capital of Japan is"
     assert (report["n_generated"], report["finish_reason"]) == (5, "length")
     assert (report["n_ctx"], report["seed"], report["device"]) == (256, 42, "cpu")
     assert len(report["ids"]) == 5 and report["n_prompt"] == 37
@@ -70,6 +71,11 @@ def test_json_has_the_text_and_every_figure(generate):
     assert (graphs["built"], graphs["reused"], graphs["evicted"]) == (2, 3, 0)
     times = ("prefill_s", "decode_s", "ttft_s", "load_s", "build_s", "prefill_tps", "decode_tps")
     assert all(report[name] > 0 for name in times)
+    stages = report["stages"]
+    inner = [name for name in ("trace", "compile", "load", "prefill", "rest") if name in stages]
+    assert sum(stages[name] for name in inner) == pytest.approx(report["ttft_s"], abs=1e-3)
+    outer = set(stages) - set(inner)
+    assert outer == {"start", "open", "import", "pack", "tokenizer"}
 
 
 @pytest.mark.slow
@@ -85,6 +91,16 @@ def test_without_the_template_the_prompt_is_continued_up_to_a_stop_string(genera
     argv = ("--no-template", "--temp", "0", "-n", "8", "--json")
     report = json.loads(generate("The capital of France is", *argv, "--stop", "ris").out)
     assert (report["text"], report["finish_reason"], report["n_prompt"]) == (" Pa", "stop", 5)
+
+
+def test_a_second_run_traces_and_compiles_nothing(generate, monkeypatch):
+    generate(QUESTION, "-n", "2")
+    monkeypatch.setattr("minfer_jax.models.model.Model.make_step", None)
+    report = json.loads(generate(QUESTION, "-n", "2", "--temp", "0", "--json").out)
+    assert report["text"] == "The capital"
+    graphs = report["graphs"]
+    assert (graphs["built"], graphs["disk_hits"], graphs["trace_s"]) == (2, 2, 0.0)
+    assert report["stages"]["trace"] == 0.0 and "load" in report["stages"]
 
 
 def test_no_tokens_print_nothing(generate):
@@ -197,8 +213,6 @@ def test_a_model_cache_that_cannot_be_written(tmp_path, monkeypatch, capfd):
 def start(smollm2_path):
     """Starts `generate` of a long text as a process; returns it once the first byte is there."""
     started = []
-    # The graphs that this process has compiled so far, wherever it was told to keep them.
-    graphs = {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir or ""}
 
     def run(*argv):
         command = (sys.executable, "-m", "minfer_jax", "generate", "-m", str(smollm2_path))
@@ -206,7 +220,6 @@ def start(smollm2_path):
             [*command, "-c", "256", "-n", "-1", "--temp", "0", "Write a long story.", *argv],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **graphs},
         )
         started.append(process)
         assert process.stdout and process.stdout.read(1)

@@ -1,15 +1,18 @@
 """The run report, of a run with known figures."""
 
+import copy
 import json
 from collections import Counter
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from minfer_jax.cli.report import RunReport
+from minfer_jax.cli.report import FirstToken, RunReport
 from minfer_jax.generate import GenerateStats, Generation
 from minfer_jax.graph.cache import GraphCounters
+from minfer_jax.lm import LoadSeconds
 
 STATS = GenerateStats(
     n_prompt=40,
@@ -17,7 +20,7 @@ STATS = GenerateStats(
     prefill_s=0.5,
     decode_s=0.4,
     n_decoded=10,
-    ttft_s=2.25,
+    ttft_s=2.5,
     build_s=1.75,
 )
 COUNTERS = GraphCounters(
@@ -32,15 +35,28 @@ COUNTERS = GraphCounters(
 )
 
 
-def report(stats: GenerateStats = STATS, counters: GraphCounters = COUNTERS) -> RunReport:
-    lm: Any = SimpleNamespace(
+BEFORE = {"start": 0.25, "open": 0.5}
+
+
+def model(counters: GraphCounters) -> Any:
+    return SimpleNamespace(
         path="m.gguf",
         n_ctx=2048,
         counters=counters,
+        load_seconds=LoadSeconds(0.125, 0.25),
         model=SimpleNamespace(device=SimpleNamespace(platform="cpu")),
     )
+
+
+def report(
+    stats: GenerateStats = STATS,
+    counters: GraphCounters = COUNTERS,
+    before: Mapping[str, float] = BEFORE,
+) -> RunReport:
+    lm = model(counters)
     run = Generation(ids=[1, 2], finish_reason="stop", seed=42, stats=stats)
-    return RunReport(lm=lm, run=run, text="Füchslein 🦊", load_seconds=0.125)
+    stages = FirstToken(lm, run, before).stages()
+    return RunReport(lm=lm, run=run, text="Füchslein 🦊", stages=stages)
 
 
 def test_lines_go_to_stderr(capfd):
@@ -50,7 +66,8 @@ def test_lines_go_to_stderr(capfd):
     assert err.splitlines() == [
         "Prefill: 40 tokens in 0.50 s (80.0 t/s)",
         "Generated: 11 tokens in 0.40 s (25.0 t/s), 10 decode steps",
-        "Time to first token: 2.25 s after 0.12 s of loading (1.75 s in all went to graphs)",
+        "Time to first token: 3.25 s = start 0.25 + open 0.50 + trace 0.50 + compile 1.25"
+        " + prefill 0.50 + rest 0.25",
         "Graphs: 2 built (1 of them from disk), 9 reused, 1 evicted;"
         " built for: first 1, n_tokens 1",
         "Device: cpu; seed 42; stopped by stop",
@@ -75,9 +92,17 @@ def test_json_is_one_object_on_stdout(capfd):
         "prefill_tps": 80.0,
         "decode_s": 0.4,
         "decode_tps": 25.0,
-        "ttft_s": 2.25,
-        "load_s": 0.125,
+        "ttft_s": 2.5,
+        "load_s": 0.375,
         "build_s": 1.75,
+        "stages": {
+            "start": 0.25,
+            "open": 0.5,
+            "trace": 0.5,
+            "compile": 1.25,
+            "prefill": 0.5,
+            "rest": 0.25,
+        },
         "graphs": {
             "reused": 9,
             "built": 2,
@@ -96,3 +121,23 @@ def test_a_run_without_decode_steps_divides_by_nothing(n_generated):
     lines = report(GenerateStats(n_generated=n_generated), GraphCounters()).lines()
     assert lines[1] == f"Generated: {n_generated} tokens in 0.00 s (0.0 t/s), 0 decode steps"
     assert lines[3].endswith("built for: nothing")
+    assert lines[2].startswith("Time to first token: " if n_generated else "Start-up: ")
+
+
+def test_graphs_of_later_tokens_are_left_out():
+    """Asked before each step: the third one comes after the first token."""
+    counters, stats = GraphCounters(), copy.copy(STATS)
+    first = FirstToken(model(counters), Generation(stats=stats), {})
+    stats.n_generated = 0
+    first.watch()
+    counters.built, counters.disk_hits, counters.compile_seconds = 1, 1, 0.75
+    first.watch()
+    stats.n_generated = 1
+    first.watch()
+    counters.built, counters.trace_seconds, counters.compile_seconds = 2, 0.25, 1.0
+    first.watch()
+    assert first.stages() == {"trace": 0.0, "load": 0.75, "prefill": 0.5, "rest": 1.25}
+
+
+def test_an_unknown_start_of_the_process_is_said():
+    assert report(before={"open": 0.5}).lines()[2].endswith(" (without Python's own start)")

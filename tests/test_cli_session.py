@@ -1,9 +1,12 @@
 """Finding a model's file and loading it, and the words that are said meanwhile."""
 
+import subprocess
+import sys
+
 import pytest
 
 from minfer_jax.cli import session
-from minfer_jax.cli.session import load_model, local_file, note, waiting
+from minfer_jax.cli.session import Stages, load_model, local_file, note, waiting
 from minfer_jax.settings import Settings
 
 
@@ -106,3 +109,41 @@ def test_on_a_terminal_there_is_something_to_see(tiny, capfd, monkeypatch):
 def test_note(capfd):
     note("this")
     assert capfd.readouterr() == ("", "note: this\n")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Set to what `perf_counter` says."""
+    now = [100.0]
+    monkeypatch.setattr(session.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_stages_add_up(clock, monkeypatch):
+    monkeypatch.setattr(session, "_process_age", lambda: 0.25)
+    stages = Stages()
+    for seconds, name in ((1.0, "open"), (2.0, "import"), (4.0, "open")):
+        clock[0] += seconds
+        stages.end(name)
+    stages.split("open", "pack", 3.5)
+    assert list(stages.seconds.items()) == [
+        ("start", 0.25),
+        ("open", 1.5),
+        ("import", 2.0),
+        ("pack", 3.5),
+    ]
+
+
+def test_a_start_that_is_unknown_is_left_out(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "other")
+    assert Stages().seconds == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_s_own_start_is_counted():
+    """A process that slept for a second before it looked is at least as old, to a tick."""
+    code = "import time; time.sleep(1); from minfer_jax.cli import session as s; "
+    code += "print(s.Stages().seconds['start'])"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 0.98 < float(found.stdout) < 60

@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,8 @@ from tiny_models import golden
 
 import minfer_jax as mj
 from minfer_jax.generate import Generation
+from minfer_jax.graph import disk
+from minfer_jax.graph.params import CParams, GraphParams, GType
 from minfer_jax.lm import LanguageModel, load
 from minfer_jax.settings import Settings
 from minfer_jax.tokenizer import from_metadata
@@ -44,8 +47,8 @@ def test_generate(lm):
 
 
 def test_answers_through_the_template(lm):
-    result = lm.generate("What is the capital of France?", n=32, template=True)
-    assert result.text == "The capital of France is Paris."
+    result = lm.generate("What is the capital of Japan?", n=32, template=True)
+    assert result.text == "The capital of Japan is Tokyo."
     assert result.finish_reason == "stop"
 
 
@@ -95,16 +98,16 @@ def test_a_prefill_graph_makes_no_float_copy_of_the_layers(lm):
     assert entry.compiled.run.memory_analysis().temp_size_in_bytes < 10e6
 
 
-def test_layers_of_equal_shape_are_traced_once(lm):
-    """30 layers: QKV, output, gate and up, down, head; the last layer's FFN again, for one row
-    instead of 32; two products in attention.
+def test_layers_of_equal_shape_are_traced_once(smollm2_path, tmp_path):
+    """Through XLA: 30 layers of QKV, output, gate and up, down; the head, in two parts; the last
+    layer's FFN again, for one row instead of 32; two products in attention.
     """
-    lm.generate(PROMPT, n=1)
-    (entry,) = [e for e in lm.graphs.entries if e.params.n_tokens == 32 and e.params.n_out == 1]
+    lm = load(smollm2_path, n_ctx=256, settings=Settings(home=tmp_path, kernels="xla"))
+    params = GraphParams(n_tokens=32, n_out=1, gtype=GType.PREFILL, cparams=CParams(n_ctx=256))
     int32 = [jax.ShapeDtypeStruct(shape, "int32") for shape in ((5, 32), (1,))]
     args = (lm.model.weights.leaves, lm.context(n_ctx=256).memory.abstract_regions(), *int32)
-    jaxpr = jax.make_jaxpr(lm.model.make_step(), static_argnums=0)(entry.params, *args)
-    assert str(jaxpr).count("dot_general[") == 5 + 2 + 2
+    jaxpr = jax.make_jaxpr(lm.model.make_step(), static_argnums=0)(params, *args)
+    assert str(jaxpr).count("dot_general[") == 4 + 2 + 2 + 2
 
 
 def test_logits_are_not_held_a_second_time(load_tiny):
@@ -226,6 +229,42 @@ def test_a_model_without_a_tokenizer_still_has_logits(load_tiny):
 def test_rebuild_trace(load_tiny, capsys):
     load_tiny("llama-dense", rebuild_trace=True).logits([1, 2, 3])
     assert "built because of first: n_tokens=32 n_out=32 gtype=prefill" in capsys.readouterr().err
+
+
+def test_a_second_model_of_the_file_finds_its_graphs_loaded(smollm2_path, tmp_path):
+    """Both kinds are read ahead while it is packed; nothing is traced or compiled."""
+    ids = []
+    for _ in range(2):
+        lm = load(smollm2_path, n_ctx=160, settings=Settings(home=tmp_path))
+        ahead = {file.path for file, _ in disk._ahead.values()}
+        ids.append(lm.generate(PROMPT, n=3).ids)
+    files = set(tmp_path.rglob("*.graph"))
+    assert len(files) == 2 and ahead == files and disk._ahead == {}
+    c = lm.counters
+    assert (c.built, c.disk_hits, c.disk_misses, c.trace_seconds) == (2, 2, 0, 0.0)
+    assert ids[0] == ids[1]
+
+
+def test_another_geometry_or_structure_is_another_graph(tiny_path, tmp_path):
+    path = tmp_path / "model.gguf"
+
+    def misses(name="llama-dense", *, settings=None, **options) -> int:
+        """Graphs that were compiled for one call, of a model that always has the same path."""
+        shutil.copy(tiny_path(name), path)
+        options = {"n_ctx": 64, "exact": True, **options}
+        lm = load(path, settings=settings or Settings(home=tmp_path), **options)
+        lm.logits([1, 2, 3])
+        return lm.counters.disk_misses
+
+    assert misses() == 1 and misses() == 0
+    assert misses(n_ctx=300) == 1
+    assert misses(n_ubatch=8) == 1
+    assert misses(exact=False) == 1
+    assert misses(flash_attn=False) == 1
+    assert misses(settings=Settings(home=tmp_path, fuse_qkv=False)) == 1
+    assert misses(settings=Settings(home=tmp_path, verify_graph=True)) == 0
+    assert misses("qwen3-dense") == 1
+    assert misses() == 0
 
 
 def test_importing_the_package_imports_neither_jax_nor_numpy():

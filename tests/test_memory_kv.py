@@ -34,10 +34,10 @@ def test_regions_are_rounded_up_to_the_attention_block():
     assert [memory(n).n_cells for n in (1, 255, 256, 257, 300)] == [256, 256, 256, 512, 512]
 
 
-def test_regions_alternate_k_and_v_of_every_layer():
+def test_one_region_of_k_and_one_of_v_hold_every_layer():
     m = memory()
     shapes = [(r.shape, r.dtype) for r in m.regions()]
-    assert shapes == [((2, 512, 4), jnp.float16), ((2, 512, 6), jnp.float32)] * 3
+    assert shapes == [((3 * 2, 512, 4), jnp.float16), ((3 * 2, 512, 6), jnp.float32)]
     assert [(a.shape, a.dtype) for a in m.abstract_regions()] == shapes
     assert HP.kv_bytes_per_cell(2) == 3 * 2 * (4 + 6) * 2
 

@@ -52,3 +52,24 @@ def test_padding_writes_nowhere(flash_attn):
 def test_region_keeps_its_type():
     _, region = attend([0], [0], dtype=jnp.float16)
     assert region.dtype == np.float16
+
+
+@pytest.mark.parametrize("flash_attn", [True, False])
+def test_layers_lie_one_after_the_other(flash_attn):
+    """Two layers of two heads of width 1: each writes and reads its own heads only."""
+    rows = Rows(*(jnp.asarray([x], jnp.int32) for x in (0, 5, 5, 5, 5)))
+
+    def run(k, v):
+        view = KVView([k, v], rows, CParams(n_ctx=200, flash_attn=flash_attn))
+        outs = []
+        for il in range(2):
+            values = jnp.asarray([[[10.0], [20.0]]], jnp.float32) + il
+            outs.append(view.attend(il, values, values, values, scale=1.0, window=0, cap=0.0))
+        return outs, view.regions
+
+    before = jnp.full((4, N_CELLS, 1), -1.0, jnp.float32)
+    outs, regions = jax.jit(run)(before, before)
+    np.testing.assert_array_equal(np.ravel(outs), [10, 20, 11, 21])
+    for region in regions:
+        np.testing.assert_array_equal(np.asarray(region)[:, 5, 0], [10, 20, 11, 21])
+        assert np.count_nonzero(np.asarray(region) != -1) == 4

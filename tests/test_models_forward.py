@@ -16,6 +16,7 @@ from minfer_jax.gguf import open_gguf
 from minfer_jax.graph.inputs import Rows
 from minfer_jax.graph.params import CParams, GraphParams, GType
 from minfer_jax.models.model import Model
+from minfer_jax.models.packing import WeightForm
 from minfer_jax.settings import Settings
 
 N_EMBD, N_HEAD, N_KV, D, D_V, N_FF, N_VOCAB = 64, 4, 2, 16, 8, 96, 40
@@ -105,7 +106,10 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def models(files, settings):
     device = jax.devices("cpu")[0]
-    return {name: Model(file, device=device, settings=settings) for name, file in files.items()}
+    return {
+        name: Model(file, device=device, form=WeightForm.PLANES, settings=settings)
+        for name, file in files.items()
+    }
 
 
 def run(model, settings, batches, **options):
@@ -205,7 +209,9 @@ def test_logits_of_every_row(models, files, settings, variant):
 
 def changed(files, settings, **changes):
     """The plain model with other hyperparameters, and its logits in numpy."""
-    model = Model(files["plain"], device=jax.devices("cpu")[0], settings=settings)
+    model = Model(
+        files["plain"], device=jax.devices("cpu")[0], form=WeightForm.PLANES, settings=settings
+    )
     model.hp = replace(model.hp, **changes)
     return model, Reference(files["plain"], model.hp).logits(TOKENS)
 
@@ -263,7 +269,7 @@ def product_rows(model, *, n_tokens=8, n_out=8, **cparams):
         gtype=GType.PREFILL,
         cparams=CParams(n_ctx=64, **cparams),
     )
-    d = [(N_KV, 256, D), (N_KV, 256, D_V)] * 2
+    d = [(2 * N_KV, 256, D), (2 * N_KV, 256, D_V)]  # of two layers
     kv = tuple(jax.ShapeDtypeStruct(shape, np.float16) for shape in d)
     rows = jax.ShapeDtypeStruct((len(Rows._fields), n_tokens), np.int32)
     out_rows = jax.ShapeDtypeStruct((n_out,), np.int32)

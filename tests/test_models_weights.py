@@ -9,8 +9,10 @@ from tiny_models import read_spec, write_tiny
 
 from minfer_jax.errors import ModelError
 from minfer_jax.gguf import GGMLType, open_gguf
-from minfer_jax.models import llama, weights
+from minfer_jax.models import llama
+from minfer_jax.models.packing import WeightForm
 from minfer_jax.models.weights import RowRange, load_weights
+from minfer_jax.ops.cpu.library import library
 from minfer_jax.ops.qtensor import QTensor
 
 ARCH = "llama-gqa-dense"  # two layers; 256 rows of Q, 64 of K and of V, 384 of gate and of up
@@ -49,7 +51,7 @@ def wanted(mixed):
 
 @pytest.fixture(scope="module")
 def loaded(mixed, wanted, device):
-    return load_weights(mixed, wanted, device)
+    return load_weights(mixed, wanted, device, WeightForm.PLANES)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ def test_tensors_of_a_group_are_joined_as_far_as_their_types_are_equal(view):
 
 def test_equal_types_are_one_array(tiny_path, device):
     file = open_gguf(tiny_path(ARCH))
-    loaded = load_weights(file, llama.tensors(llama.hparams(file)), device)
+    loaded = load_weights(file, llama.tensors(llama.hparams(file)), device, WeightForm.PLANES)
     view = loaded.view(loaded.leaves)
     for il in range(2):
         joined = array_of(il, "attn_q", "attn_k", "attn_v")
@@ -113,6 +115,22 @@ def test_every_matrix_has_the_values_of_the_file(mixed, view):
         assert (matrix.type, matrix.shape) == (info.type, info.shape)
         values = jax.jit(QTensor.dequantize)(matrix)
         np.testing.assert_array_equal(values, file_values(mixed, name), err_msg=name)
+
+
+@pytest.mark.parametrize("form", WeightForm)
+def test_rows_taken_from_any_form_have_the_values_of_the_file(mixed, wanted, device, form):
+    if form is WeightForm.TILED and library() is None:
+        pytest.skip("the native kernels were not built")
+    loaded = load_weights(mixed, wanted, device, form)
+    view = loaded.view(loaded.leaves)
+    take = jax.jit(lambda matrix, ids: matrix.take(ids))
+    for name in view.ranges:
+        n_out = mixed.tensors[name].shape[0]
+        matrix = view.matrix(name)
+        assert (matrix.type, matrix.shape) == (mixed.tensors[name].type, mixed.tensors[name].shape)
+        ids = np.array([n_out - 1, 0, n_out // 2], np.int32)
+        values = take(matrix, ids)
+        np.testing.assert_array_equal(values, file_values(mixed, name)[ids], err_msg=name)
 
 
 def test_every_vector_is_float32_and_has_the_values_of_the_file(mixed, view):
@@ -152,7 +170,9 @@ def test_a_view_of_traced_leaves(mixed, loaded):
 
 def test_progress_rises_to_the_bytes_of_the_file(mixed, wanted, device):
     calls = []
-    load_weights(mixed, wanted, device, lambda done, total: calls.append((done, total)))
+    load_weights(
+        mixed, wanted, device, WeightForm.PLANES, lambda done, total: calls.append((done, total))
+    )
     nbytes = sum(info.nbytes for info in mixed.tensors.values())
     done = [d for d, _ in calls]
     assert {total for _, total in calls} == {nbytes}
@@ -164,25 +184,22 @@ def test_a_bad_file_is_refused_before_anything_is_packed(tmp_path, wanted, devic
     path = write_tiny(read_spec(ARCH), tmp_path / "x.gguf", drop=("blk.1.ffn_down.weight",))
     calls = []
     with pytest.raises(ModelError, match=r"tensor 'blk\.1\.ffn_down\.weight' is missing"):
-        load_weights(open_gguf(path), wanted, device, lambda *call: calls.append(call))
+        load_weights(
+            open_gguf(path), wanted, device, WeightForm.PLANES, lambda *call: calls.append(call)
+        )
     assert calls == []
-
-
-@pytest.mark.parametrize("shapes", [[(3, 5)], [(3, 5), (1, 5), (4, 5)], [(7,)], [(2, 3, 5)]])
-@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32])
-def test_host_memory_is_taken_as_it_is(shapes, dtype, device):
-    rng = np.random.default_rng(0)
-    parts = [rng.integers(0, 100, (*s[:-1], 2 * s[-1])).astype(dtype)[..., ::2] for s in shapes]
-    expected = np.concatenate(parts)
-    for _ in range(8):  # whatever the allocator's alignment is
-        host = weights._aligned(expected.shape, np.dtype(dtype), parts)
-        assert host.ctypes.data % 64 == 0 and host.flags.c_contiguous
-        assert not host.flags.writeable
-        np.testing.assert_array_equal(host, expected)
-        array = jax.device_put(host, device)
-        assert array.unsafe_buffer_pointer() == host.ctypes.data
-        np.testing.assert_array_equal(array, expected)
 
 
 def test_every_leaf_is_aligned(loaded):
     assert {leaf.unsafe_buffer_pointer() % 64 for leaf in loaded.leaves} == {0}
+
+
+@pytest.mark.parametrize("form", WeightForm)
+def test_every_step_gets_each_array_once(mixed, wanted, device, form):
+    loaded = load_weights(mixed, wanted, device, form)
+    assert len({id(leaf) for leaf in loaded.leaves}) == len(loaded.leaves)
+    vectors = sum(len(info.shape) == 1 for info in mixed.tensors.values())
+    if form is WeightForm.TILED:  # one array for all tiles
+        assert len(loaded.leaves) == vectors + 1
+    view = loaded.view(loaded.leaves)
+    assert view.vector("output_norm.weight") is not view.vector("blk.0.attn_norm.weight")

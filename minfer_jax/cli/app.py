@@ -107,6 +107,7 @@ def generate(
     exact: Annotated[
         bool, typer.Option("--exact", help="float32 activations and KV, full precision.")
     ] = False,
+    threads: flags.Threads = None,
     device: flags.Device = "auto",
     json: flags.Json = False,
     config: ConfigFile = None,
@@ -138,6 +139,7 @@ def generate(
         stop=stop or [],
         flash_attn=flash_attn,
         exact=exact,
+        threads=threads,
         device=device,
         json=json,
     )
@@ -146,6 +148,80 @@ def generate(
     from minfer_jax.cli.generate import run_generate
 
     return run_generate(request, prompt_text)
+
+
+@_app.command()
+def bench(
+    model: flags.Model = None,
+    n_prompt: Annotated[
+        list[str] | None,
+        typer.Option("-p", "--n-prompt", help="Prompt lengths to read, such as 128,512; 0: none."),
+    ] = None,
+    n_gen: Annotated[
+        list[str] | None,
+        typer.Option("-n", "--n-gen", help="Numbers of tokens to generate; 0: none."),
+    ] = None,
+    n_depth: Annotated[
+        list[str] | None,
+        typer.Option("-d", "--n-depth", help="Tokens that are there before each test."),
+    ] = None,
+    repetitions: Annotated[
+        int, typer.Option("-r", "--repetitions", help="Timed runs of each test.")
+    ] = 5,
+    threads: flags.Threads = None,
+    n_ubatch: Annotated[
+        int, typer.Option("-ub", "--n-ubatch", "--ubatch-size", help="Prompt tokens per call.")
+    ] = 512,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="float32 activations and KV, full precision.")
+    ] = False,
+    device: flags.Device = "auto",
+    output: Annotated[str, typer.Option("-o", "--output", help="md, csv or json.")] = "md",
+    peer: Annotated[
+        str | None,
+        typer.Option("--peer", help="llama.cpp: run the same tests there, in turns with ours."),
+    ] = None,
+    peer_python: Annotated[
+        str | None,
+        typer.Option("--peer-python", help="The Python that has llama_cpp. Default: this one."),
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option("--sweep", help="threads, ubatch or depth: go through --values.")
+    ] = None,
+    values: Annotated[
+        list[str] | None, typer.Option("--values", help="Values of the sweep, such as 1,2,4.")
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option("--plot", help="PNG or SVG file for the sweep's curves.")
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Instead: the decode step by node, sorted by time.")
+    ] = False,
+    debug: flags.Debug = False,
+) -> int:
+    """Measure tokens per second, with llama-bench's tests and columns."""
+    from minfer_jax.cli.bench import DEPTH, GEN, PROMPT, BenchRequest, numbers, run_bench
+
+    return run_bench(
+        BenchRequest(
+            model=model,
+            n_prompt=numbers("-p/--n-prompt", n_prompt, PROMPT),
+            n_gen=numbers("-n/--n-gen", n_gen, GEN),
+            n_depth=numbers("-d/--n-depth", n_depth, DEPTH),
+            repetitions=repetitions,
+            threads=threads,
+            n_ubatch=n_ubatch,
+            exact=exact,
+            device=device,
+            output=output,
+            peer=peer,
+            peer_python=peer_python,
+            sweep=sweep,
+            values=numbers("--values", values, ()),
+            plot=plot,
+            profile=profile,
+        )
+    )
 
 
 @_app.command()

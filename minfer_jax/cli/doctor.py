@@ -50,7 +50,7 @@ def _report(device: str, settings: Settings) -> dict[str, dict[str, Any]]:
             "system": f"{platform.system()} {platform.machine()}",
         },
         "devices": _devices(device),
-        "native code": {"kernels": "none in this version; every graph runs through XLA"},
+        "native code": {"kernels": _kernels()},
         "caches": {
             "models": f"{settings.models_dir} ({_size(settings.models_dir)})",
             **{
@@ -60,6 +60,19 @@ def _report(device: str, settings: Settings) -> dict[str, dict[str, Any]]:
             "graphs": f"{xla} ({_size(xla)})" if xla else "off: the folder cannot be used",
         },
     }
+
+
+def _kernels() -> str:
+    from minfer_jax.ops.cpu.library import library
+
+    found = library()
+    if found is None:
+        return (
+            "not built, so the CPU runs through XLA alone: install a C++17 compiler (GCC or Clang),"
+            " then this package again"
+        )
+    best, *others = found.variants
+    return f"{best} (runs here, too: {', '.join(others) or 'no other'})"
 
 
 def _devices(device: str) -> dict[str, str]:

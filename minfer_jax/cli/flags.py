@@ -29,6 +29,15 @@ Model = Annotated[
 Device = Annotated[
     str, typer.Option("--device", help="auto, cpu, gpu, tpu: the platform to run on.")
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "-t",
+        "--threads",
+        help="CPU threads. Default: one for each CPU that this process may use.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Debug = Annotated[
     bool,

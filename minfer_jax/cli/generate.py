@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from minfer_jax.cli import INTERRUPTED
 from minfer_jax.cli.interrupt import stop_on_interrupt
 from minfer_jax.cli.request import Request
-from minfer_jax.cli.session import load_model, local_file, note, waiting
+from minfer_jax.cli.session import Stages, load_model, local_file, note, waiting
 from minfer_jax.settings import Settings
 
 
 def run_generate(request: Request, prompt: str) -> int:
     """The exit code."""
+    stages = Stages()
     settings = Settings.from_env()
     path = local_file(request.model, settings)
+    stages.end("open")
     with stop_on_interrupt() as asked:
         # Only here, since importing jax takes a while and nothing can be interrupted in it.
-        from minfer_jax.cli.report import RunReport
+        from minfer_jax.cli.report import FirstToken, RunReport
         from minfer_jax.device import device_errors
         from minfer_jax.generate import Generation
 
-        started = time.perf_counter()
+        stages.end("import")
         lm = load_model(
             path,
             settings,
@@ -34,12 +35,20 @@ def run_generate(request: Request, prompt: str) -> int:
             exact=request.exact,
             flash_attn=request.flash_attn != "off",
             device=request.device,
+            threads=request.threads,
         )
-        load_seconds = time.perf_counter() - started
+        stages.end("open")
+        stages.split("open", "pack", lm.load_seconds.pack)
         template = not request.no_template and lm.chat_template is not None
         if not template and not request.no_template:
             note("the model has no chat template: the prompt is continued as it is")
         out = Generation()
+        first = FirstToken(lm, out, stages.seconds)
+
+        def abort() -> bool:
+            first.watch()
+            return asked.is_set()
+
         with device_errors():
             pieces = lm.stream(
                 prompt,
@@ -47,12 +56,13 @@ def run_generate(request: Request, prompt: str) -> int:
                 stop=request.stop,
                 template=template,
                 system=request.system or None,
-                abort=asked.is_set,
+                abort=abort,
                 into=out,
                 **asdict(request.sampling),
             )
+            stages.end("tokenizer")
             text = _collect(pieces) if request.json else _print(pieces)
-    RunReport(lm=lm, run=out, text=text, load_seconds=load_seconds).print(json=request.json)
+    RunReport(lm=lm, run=out, text=text, stages=first.stages()).print(json=request.json)
     return INTERRUPTED if out.finish_reason == "abort" else 0
 
 

@@ -4,12 +4,41 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from minfer_jax.generate import Generation
 from minfer_jax.graph.cache import GraphCounters
 from minfer_jax.lm import LanguageModel
+
+
+@dataclass
+class FirstToken:
+    """Where the time up to the first token went: `before` the loop, and in it."""
+
+    lm: LanguageModel
+    run: Generation
+    before: Mapping[str, float]
+    """Seconds by stage, in order."""
+    _graphs: GraphCounters | None = None
+
+    def watch(self) -> None:
+        """To be called before every step, so that graphs of later tokens are told apart."""
+        if self._graphs is None and self.run.stats.n_generated:
+            self._graphs = replace(self.lm.counters)
+
+    def stages(self) -> dict[str, float]:
+        """Seconds by stage, in order: they add up to the whole."""
+        s, graphs = self.run.stats, self._graphs or self.lm.counters
+        inner = {
+            "trace": graphs.trace_seconds,
+            "compile" if graphs.disk_hits < graphs.built else "load": graphs.compile_seconds,
+            "prefill": s.prefill_s,
+        }
+        # The KV regions, the first choice of a token and the loop itself.
+        inner["rest"] = max(0.0, s.ttft_s - sum(inner.values()))
+        return {**self.before, **inner}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +48,8 @@ class RunReport:
     lm: LanguageModel
     run: Generation
     text: str
-    load_seconds: float
-    """Opening the file, starting jax and packing the weights."""
+    stages: Mapping[str, float]
+    """Seconds by stage up to the first token, from the start of the process if it is known."""
 
     def print(self, *, json: bool) -> None:
         """Lines on stderr, or with `json` the text and all figures as one object on stdout."""
@@ -36,8 +65,7 @@ class RunReport:
             f"Prefill: {s.n_prompt} tokens in {s.prefill_s:.2f} s ({s.prefill_tps:.1f} t/s)",
             f"Generated: {s.n_generated} tokens in {s.decode_s:.2f} s ({s.decode_tps:.1f} t/s),"
             f" {s.n_decoded} decode steps",
-            f"Time to first token: {s.ttft_s:.2f} s after {self.load_seconds:.2f} s of loading"
-            f" ({s.build_s:.2f} s in all went to graphs)",
+            f"{'Time to first token' if s.n_generated else 'Start-up'}: {_sum(self.stages)}",
             f"Graphs: {_counters(c)}",
             f"Device: {self.lm.model.device.platform}; seed {self.run.seed};"
             f" stopped by {self.run.finish_reason}",
@@ -61,10 +89,17 @@ class RunReport:
             "decode_s": round(s.decode_s, 4),
             "decode_tps": round(s.decode_tps, 2),
             "ttft_s": round(s.ttft_s, 4),
-            "load_s": round(self.load_seconds, 4),
+            "load_s": round(self.lm.load_seconds.open + self.lm.load_seconds.pack, 4),
             "build_s": round(s.build_s, 4),
+            "stages": {name: round(seconds, 4) for name, seconds in self.stages.items()},
             "graphs": self.lm.counters.as_dict(),
         }
+
+
+def _sum(stages: Mapping[str, float]) -> str:
+    parts = " + ".join(f"{name} {seconds:.2f}" for name, seconds in stages.items())
+    since = "" if "start" in stages else " (without Python's own start)"
+    return f"{sum(stages.values()):.2f} s = {parts}{since}"
 
 
 def _counters(c: GraphCounters) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 from minfer_jax.errors import UsageError
 from minfer_jax.sampling.params import SamplingParams
 
+_MAX_THREADS = 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -28,6 +30,8 @@ class Request:
     stop: list[str]
     flash_attn: str
     exact: bool
+    threads: int | None = None
+    """None: as many as there are CPUs."""
     device: str
     json: bool
 
@@ -35,6 +39,7 @@ class Request:
         _at_least(-1, "-n/--n-predict", self.n_predict)
         _at_least(0, "-c/--n-ctx", self.n_ctx)
         _at_least(1, "-ub/--n-ubatch", self.n_ubatch)
+        check_threads(self.threads)
         if self.flash_attn not in ("on", "off", "auto"):
             raise UsageError(f"--flash-attn is {self.flash_attn!r}; allowed: on, off, auto")
         if self.system and self.no_template:
@@ -62,6 +67,12 @@ def read_prompt(sources: Mapping[str, str]) -> str:
     # Editors add a byte order mark and a last line end that nobody typed.
     data = data.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n").removesuffix(b"\r")
     return utf8_text("the prompt", data)
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise `UsageError` unless `-t` is a number of threads that a machine could have, or unset."""
+    if threads is not None and not 1 <= threads <= _MAX_THREADS:
+        raise UsageError(f"-t/--threads is {threads}; allowed: 1 to {_MAX_THREADS}")
 
 
 def argument_bytes(value: str) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -14,6 +16,38 @@ from minfer_jax.settings import Settings
 
 if TYPE_CHECKING:
     from minfer_jax.lm import LanguageModel
+
+
+class Stages:
+    """Wall-clock seconds by stage, in order, beginning with the process's own start."""
+
+    def __init__(self) -> None:
+        age = _process_age()
+        self.seconds: dict[str, float] = {} if age is None else {"start": age}
+        self._since = time.perf_counter()
+
+    def end(self, stage: str) -> None:
+        """Count the time since the last stage ended to `stage`, which may be one that was."""
+        now = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
+        self._since = now
+
+    def split(self, stage: str, off: str, seconds: float) -> None:
+        """Count `seconds` of `stage` to `off` instead."""
+        self.seconds[stage] -= seconds
+        self.seconds[off] = seconds
+
+
+def _process_age() -> float | None:
+    """Seconds since the process started, to a tick of 10 ms; None where the system keeps it."""
+    if sys.platform != "linux":
+        return None
+    try:
+        # Field 22, but the second may hold blanks: it is the program's name in brackets.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def note(text: str) -> None:
@@ -38,17 +72,24 @@ def load_model(
     interrupted: Callable[[], bool],
     n_ctx: int,
     device: str,
+    threads: int | None = None,
     **options: Any,
 ) -> LanguageModel:
     """The model of a file; `n_ctx` 0 means as much as the model was trained for.
+
+    `threads` None means one for each CPU that this process may use.
 
     `interrupted` is asked after each tensor; raises `KeyboardInterrupt` if it says yes.
     """
     import jax
 
-    from minfer_jax.device import idle_accelerator
+    from minfer_jax.device import idle_accelerator, set_threads
     from minfer_jax.lm import load
 
+    set_threads(threads)
+    # Every step is waited for: on this thread it saves two changes of threads, and a CPU step of a
+    # small model takes 2 ms.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     if device.lower() == "cpu":
         # Keeps jax from starting an accelerator, too, and reserving its memory.
         jax.config.update("jax_platforms", "cpu")

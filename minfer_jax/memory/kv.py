@@ -14,7 +14,6 @@ from jax import Array
 
 from minfer_jax.device import Device
 from minfer_jax.errors import ModelError
-from minfer_jax.graph import disk
 from minfer_jax.models.hparams import HParams
 from minfer_jax.ops.attention import BLOCK
 
@@ -35,9 +34,13 @@ class KVMemory:
         self._device = device
         self.n_ctx = n_ctx
         self.n_cells = math.ceil(n_ctx / BLOCK) * BLOCK
-        k = ((hp.n_head_kv, self.n_cells, hp.head_dim_k), KV_TYPES[kv_format[0]])
-        v = ((hp.n_head_kv, self.n_cells, hp.head_dim_v), KV_TYPES[kv_format[1]])
-        self._layout = (k, v) * hp.n_layer
+        heads = hp.n_layer * hp.n_head_kv
+        # All layers lie in one region of K and one of V: every array that goes through a step
+        # costs a microsecond or two of it.
+        self._layout = (
+            ((heads, self.n_cells, hp.head_dim_k), KV_TYPES[kv_format[0]]),
+            ((heads, self.n_cells, hp.head_dim_v), KV_TYPES[kv_format[1]]),
+        )
         self._regions: tuple[Array, ...] | None = None
         self._n_past = 0
 
@@ -63,10 +66,9 @@ class KVMemory:
         donated in place.
         """
         if self._regions is None:
-            with disk.guarded():  # each shape is a small compilation
-                self._regions = tuple(
-                    jnp.zeros(shape, dtype, device=self._device) for shape, dtype in self._layout
-                )
+            self._regions = tuple(
+                jnp.zeros(shape, dtype, device=self._device) for shape, dtype in self._layout
+            )
         return self._regions
 
     def free_cells(self) -> int:

@@ -6,8 +6,9 @@ Everything static comes from `HParams` and `GraphParams`, everything else is tra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from typing import Any
 
 import jax
 from jax import Array
@@ -16,12 +17,18 @@ from minfer_jax.graph.inputs import Rows
 from minfer_jax.graph.params import GraphParams
 from minfer_jax.memory.kv_view import KVView
 from minfer_jax.models.hparams import HParams
+from minfer_jax.models.packing import Matrix
 from minfer_jax.models.weights import WeightView
 from minfer_jax.ops.activation import gelu, silu, softcap
 from minfer_jax.ops.linear import ACCELERATOR_CHUNK, CPU_CHUNK, matmul
 from minfer_jax.ops.norm import rms_norm
+from minfer_jax.ops.qtensor import QTensor
 from minfer_jax.ops.rope import apply_rope, rope_tables
 from minfer_jax.ops.rope_spec import RopeSpec
+from minfer_jax.ops.unrolled import UnrolledTensor
+
+Activations = Any
+"""What norms make and products read: an array [n, n_embd], or a form that is part of a product."""
 
 _ACTIVATIONS = {"silu": silu, "gelu": gelu}
 
@@ -44,11 +51,25 @@ class Forward:
         self._rows = rows
         self._out_rows = out_rows
         self._memory = memory
-        # Equal shapes are traced once within a graph, not once a layer. The jit object is this
-        # trace's own: one that outlived it would answer for later traces too.
-        chunk = CPU_CHUNK if params.cparams.backend == "cpu" else ACCELERATOR_CHUNK
-        self._matmul = jax.jit(partial(matmul, exact=params.cparams.exact, chunk=chunk))
+        self._matmul = self._make_matmul()
         self._rope_tables: dict[RopeSpec, tuple[Array, Array]] = {}
+
+    def _make_matmul(self) -> Callable[[Activations, Matrix], Array]:
+        """What multiplies x [n, in] with a matrix [out, in]: float32 [n, out].
+
+        Equal shapes are traced once within a graph, not once a layer. The jit object is this
+        trace's own: one that outlived it would answer for later traces too.
+        """
+        cparams = self._params.cparams
+        chunk = CPU_CHUNK if cparams.backend == "cpu" else ACCELERATOR_CHUNK
+
+        def multiply(x: Array, w: Matrix) -> Array:
+            if isinstance(w, UnrolledTensor):
+                return w.matmul(x)
+            assert isinstance(w, QTensor)
+            return matmul(x, w, exact=cparams.exact, chunk=chunk)
+
+        return jax.jit(multiply)
 
     def layer(self, il: int) -> AbstractContextManager:
         """The named scope of layer `il`, which profiles and graph exports show."""
@@ -60,23 +81,38 @@ class Forward:
             x = self._weights.matrix("token_embd.weight").take(self._rows.token)
             return x if self._hp.embd_scale == 1.0 else x * self._hp.embd_scale
 
-    def norm(self, x: Array, il: int, name: str) -> Array:
-        """Root mean square norm with the weight `name` of layer `il`."""
+    def norm(self, x: Array, il: int, name: str) -> Activations:
+        """Root mean square norm of x [n, n_embd] with the weight `name` of layer `il`."""
         with jax.named_scope(name):
-            return rms_norm(x, self._weights.vector(f"blk.{il}.{name}.weight"), self._hp.norm_eps)
+            return self._norm(x, f"blk.{il}.{name}.weight")
 
-    def attention(self, il: int, x: Array) -> Array:
+    def add_normed(self, x: Array, y: Array, il: int, name: str) -> Array:
+        """x + norm(y): the residual sum of families that have a norm behind each block."""
+        with jax.named_scope(name):
+            return x + self._heads_norm(y, f"blk.{il}.{name}.weight")
+
+    def _norm(self, x: Array, weight: str) -> Activations:
+        """The norm of activations that a product is to read."""
+        return self._heads_norm(x, weight)
+
+    def _heads_norm(self, x: Array, weight: str) -> Array:
+        """The norm over the last axis of x."""
+        return rms_norm(x, self._weights.vector(weight), self._hp.norm_eps)
+
+    def attention(self, il: int, x: Activations) -> Array:
         """Self-attention of layer `il` on x [n, n_embd]; writes the rows' K and V."""
         hp = self._hp
-        names = [f"blk.{il}.{name}" for name in ("attn_q", "attn_k", "attn_v")]
         with jax.named_scope("attn_qkv"):
-            q, k, v = self._project(x, names, fuse=self._params.cparams.fuse_qkv)
-            n = x.shape[0]
+            q, k, v = self._project(x, qkv_names(il), fuse=self._params.cparams.fuse_qkv)
+            n = q.shape[0]
             q = q.reshape(n, hp.n_head, hp.head_dim_k)
             k = k.reshape(n, hp.n_head_kv, hp.head_dim_k)
             v = v.reshape(n, hp.n_head_kv, hp.head_dim_v)
         if hp.qk_norm:
-            q, k = self.norm(q, il, "attn_q_norm"), self.norm(k, il, "attn_k_norm")
+            q, k = (
+                self._heads_norm(heads, f"blk.{il}.{name}.weight")
+                for heads, name in ((q, "attn_q_norm"), (k, "attn_k_norm"))
+            )
         with jax.named_scope("rope"):
             spec = hp.rope_of(il)
             tables = self._tables(spec)
@@ -84,9 +120,12 @@ class Forward:
         out = self._memory.attend(
             il, q, k, v, scale=hp.attn_scale, window=hp.window(il), cap=hp.attn_softcap
         )
+        return self._attention_output(il, out.reshape(n, -1))
+
+    def _attention_output(self, il: int, x: Array) -> Array:
         with jax.named_scope("attn_output"):
-            (out,) = self._project(out.reshape(n, -1), [f"blk.{il}.attn_output"])
-        return out
+            (out,) = self._project(x, [f"blk.{il}.attn_output"])
+            return out
 
     def output_rows(self, il: int, *xs: Array) -> tuple[Array, ...]:
         """In the last layer, only the rows whose logits are wanted; before it, all of them."""
@@ -94,24 +133,27 @@ class Forward:
             return xs
         return tuple(x[self._out_rows] for x in xs)
 
-    def feed_forward(self, il: int, x: Array) -> Array:
+    def feed_forward(self, il: int, x: Activations) -> Array:
         """Gated feed-forward of layer `il` (Shazeer 2020): down(act(gate(x)) * up(x))."""
         with jax.named_scope("ffn_gate_up"):
-            names = [f"blk.{il}.ffn_gate", f"blk.{il}.ffn_up"]
-            gate, up = self._project(x, names, fuse=self._params.cparams.fuse_ffn)
-            x = _ACTIVATIONS[self._hp.activation](gate) * up
+            gated = self._gated(il, x)
         with jax.named_scope("ffn_down"):
-            (out,) = self._project(x, [f"blk.{il}.ffn_down"])
+            (out,) = self._project(gated, [f"blk.{il}.ffn_down"])
         return out
+
+    def _gated(self, il: int, x: Activations) -> Array:
+        """act(gate(x)) * up(x): float32 [n, n_ff]."""
+        gate, up = self._project(x, gate_up_names(il), fuse=self._params.cparams.fuse_ffn)
+        return _ACTIVATIONS[self._hp.activation](gate) * up
 
     def logits(self, x: Array) -> Array:
         """The final norm and the head: float32 [n_out, n_vocab]."""
         with jax.named_scope("output"):
-            x = rms_norm(x, self._weights.vector("output_norm.weight"), self._hp.norm_eps)
+            normed = self._norm(x, "output_norm.weight")
             # Without a head of its own a model reads its embeddings again.
             own = "output.weight" in self._weights
             head = self._weights.matrix("output.weight" if own else "token_embd.weight")
-            logits = self._matmul(x, head)
+            logits = self._matmul(normed, head)
             if "output.bias" in self._weights:
                 logits = logits + self._weights.vector("output.bias")[None, :]
             return softcap(logits, self._hp.final_softcap)
@@ -124,7 +166,7 @@ class Forward:
             self._rope_tables[spec] = rope_tables(spec, self._rows.pos, factors)
         return self._rope_tables[spec]
 
-    def _project(self, x: Array, names: list[str], *, fuse: bool = False) -> list[Array]:
+    def _project(self, x: Activations, names: list[str], *, fuse: bool = False) -> list[Array]:
         """x times each of the named matrices, plus its bias if the model has one.
 
         With `fuse` every packed array is multiplied whole, once, and the result cut into the
@@ -144,3 +186,11 @@ class Forward:
             bias = f"{name}.bias"
             out.append(y + weights.vector(bias)[None, :] if bias in weights else y)
         return out
+
+
+def qkv_names(il: int) -> list[str]:
+    return [f"blk.{il}.{name}" for name in ("attn_q", "attn_k", "attn_v")]
+
+
+def gate_up_names(il: int) -> list[str]:
+    return [f"blk.{il}.ffn_gate", f"blk.{il}.ffn_up"]

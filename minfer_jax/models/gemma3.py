@@ -68,7 +68,7 @@ def graph(hp: HParams, f: Forward) -> Array:
         with f.layer(il):
             attn = f.attention(il, f.norm(x, il, "attn_norm"))
             x, attn = f.output_rows(il, x, attn)
-            x = x + f.norm(attn, il, "post_attention_norm")
+            x = f.add_normed(x, attn, il, "post_attention_norm")
             ffn = f.feed_forward(il, f.norm(x, il, "ffn_norm"))
-            x = x + f.norm(ffn, il, "post_ffw_norm")
+            x = f.add_normed(x, ffn, il, "post_ffw_norm")
     return f.logits(x)

@@ -14,14 +14,18 @@ from jax import Array
 
 from minfer_jax.device import Device
 from minfer_jax.gguf import GGUFFile
+from minfer_jax.graph import disk
 from minfer_jax.graph.cache import GraphCache, GraphEntry
 from minfer_jax.graph.compile import CompiledGraph, Step, compile_step, verify_structural
 from minfer_jax.graph.inputs import Rows
 from minfer_jax.graph.params import GraphParams
 from minfer_jax.memory.kv_view import KVView
 from minfer_jax.models.forward import Forward
+from minfer_jax.models.native_forward import NativeForward
+from minfer_jax.models.packing import WeightForm
 from minfer_jax.models.registry import architecture
 from minfer_jax.models.weights import Progress, load_weights
+from minfer_jax.ops.cpu.library import register_targets
 from minfer_jax.settings import Settings
 
 
@@ -42,6 +46,7 @@ class Model:
         file: GGUFFile,
         *,
         device: Device,
+        form: WeightForm,
         settings: Settings,
         progress: Progress | None = None,
         on_build: Callable[[GraphEntry, str], None] | None = None,
@@ -50,7 +55,8 @@ class Model:
         self.device = device
         self._family = architecture(file)
         self.hp = self._family.hparams(file)
-        self.weights = load_weights(file, self._family.tensors(self.hp), device, progress)
+        self._forward = NativeForward if form is WeightForm.TILED else Forward
+        self.weights = load_weights(file, self._family.tensors(self.hp), device, form, progress)
         self.weights_version = 0
         self._settings = settings
         self._on_build = on_build
@@ -81,7 +87,7 @@ class Model:
             named = Rows.from_matrix(rows)
             memory = KVView(kv, named, params.cparams)
             view = self.weights.view(weights)
-            forward = Forward(self.hp, params, view, named, out_rows, memory)
+            forward = self._forward(self.hp, params, view, named, out_rows, memory)
             logits = self._family.graph(self.hp, forward)
             return logits, memory.regions
 
@@ -96,4 +102,21 @@ class Model:
         args = (self.weights.leaves, geometry.regions, *inputs)
         if self._settings.verify_graph:
             verify_structural(self.make_step, params, args)
-        return compile_step(self.make_step, params, args)
+        if self._forward is NativeForward:
+            register_targets()  # before an executable that names them is loaded
+        return compile_step(self.make_step, params, args, self._graph_file(geometry, params))
+
+    def _graph_file(self, geometry: Geometry, params: GraphParams) -> disk.GraphFile | None:
+        """Where the graph is kept on disk: named after everything that a trace of it reads."""
+        view = self.weights.view(self.weights.leaves)
+        identity = (
+            params,
+            geometry,
+            self.hp,
+            self._forward.__name__,
+            jax.tree.structure(view.arrays),
+            view.ranges,
+            [(leaf.shape, leaf.dtype) for leaf in self.weights.leaves],
+        )
+        root, kind = self._settings.xla_dir, params.gtype.value
+        return disk.graph_file(root, self.path, kind, self.device, identity)

@@ -17,13 +17,11 @@ from jax import Array
 
 from minfer_jax.device import Device
 from minfer_jax.gguf import BLOCK_FORMATS, GGUFFile, TensorInfo
+from minfer_jax.models.packing import Matrix, WeightForm, aligned, pack_matrices, padded_rows
 from minfer_jax.models.tensors import TensorList, check_tensors
-from minfer_jax.ops.qtensor import QTensor
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
-
-_ALIGN = 64  # what jax's CPU client wants of host memory to use it without a copy
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class WeightView:
     `arrays` is data; `ranges` is fixed for the model.
     """
 
-    arrays: Mapping[str, QTensor | Array]
+    arrays: Mapping[str, Matrix | Array]
     ranges: Mapping[str, RowRange]
 
     def __contains__(self, name: str) -> bool:
@@ -51,27 +49,34 @@ class WeightView:
     def vector(self, name: str) -> Array:
         """A norm weight or bias: float32 [n]."""
         value = self.arrays[name]
-        assert not isinstance(value, QTensor), name
+        assert not isinstance(value, Matrix), name
         return value
 
-    def matrix(self, name: str) -> QTensor:
+    def matrix(self, name: str) -> Matrix:
         """A tensor's own rows."""
         r = self.ranges[name]
         return self.packed(r.array).rows(r.start, r.stop)
 
-    def packed(self, array: str) -> QTensor:
+    def packed(self, array: str) -> Matrix:
         """A whole packed array."""
         value = self.arrays[array]
-        assert isinstance(value, QTensor), array
+        assert isinstance(value, Matrix), array
         return value
 
 
 class Weights:
-    """A model's weights on one device, flattened once: every step gets the same flat tuple."""
+    """A model's weights on one device, flattened once: every step gets the same flat tuple.
 
-    def __init__(self, arrays: dict[str, QTensor | Array], ranges: Mapping[str, RowRange]) -> None:
+    An array that several matrices lie in is in it once, as each costs every step half a
+    microsecond.
+    """
+
+    def __init__(self, arrays: dict[str, Matrix | Array], ranges: Mapping[str, RowRange]) -> None:
         leaves, self._treedef = jax.tree_util.tree_flatten(arrays)
-        self.leaves: tuple[Array, ...] = tuple(leaves)
+        distinct = {id(leaf): leaf for leaf in leaves}
+        self.leaves: tuple[Array, ...] = tuple(distinct.values())
+        order = {key: i for i, key in enumerate(distinct)}
+        self._leaf_of = [order[id(leaf)] for leaf in leaves]
         self._ranges = MappingProxyType(dict(ranges))
 
     @property
@@ -80,11 +85,17 @@ class Weights:
 
     def view(self, leaves: Iterable[Array]) -> WeightView:
         """The named weights of a flat tuple, real or traced."""
-        return WeightView(jax.tree_util.tree_unflatten(self._treedef, leaves), self._ranges)
+        distinct = tuple(leaves)
+        all_leaves = [distinct[i] for i in self._leaf_of]
+        return WeightView(jax.tree_util.tree_unflatten(self._treedef, all_leaves), self._ranges)
 
 
 def load_weights(
-    file: GGUFFile, wanted: TensorList, device: Device, progress: Progress | None = None
+    file: GGUFFile,
+    wanted: TensorList,
+    device: Device,
+    form: WeightForm,
+    progress: Progress | None = None,
 ) -> Weights:
     """Pack every wanted tensor of `file` onto `device`; raises as `check_tensors`.
 
@@ -94,22 +105,30 @@ def load_weights(
     infos = {info.name: info for info in check_tensors(file, wanted)}
     total = sum(info.nbytes or 0 for info in infos.values())
     done = 0
-    arrays: dict[str, QTensor | Array] = {}
-    ranges: dict[str, RowRange] = {}
-    for names in _packs(infos, wanted.groups):
-        members = [infos[name] for name in names]
-        if len(members[0].shape) == 1:
-            arrays[names[0]] = _vector(file, members[0], device)
-        else:
-            array = "+".join(names)
-            arrays[array] = _pack(file, members, device)
-            start = 0
-            for info in members:
-                ranges[info.name] = RowRange(array, start, start + info.shape[0])
-                start += info.shape[0]
+
+    def packed(members: list[TensorInfo]) -> None:
+        nonlocal done
         done += sum(info.nbytes or 0 for info in members)
         if progress:
             progress(done, total)
+
+    groups = [[infos[name] for name in names] for names in _packs(infos, wanted.groups)]
+    matrices = [members for members in groups if len(members[0].shape) == 2]
+    arrays: dict[str, Matrix | Array] = {}
+    ranges: dict[str, RowRange] = {}
+    for members, matrix in zip(
+        matrices, pack_matrices(form, file, matrices, device, packed), strict=True
+    ):
+        array = "+".join(info.name for info in members)
+        arrays[array] = matrix
+        start = 0
+        for info in members:
+            ranges[info.name] = RowRange(array, start, start + info.shape[0])
+            start += padded_rows(form, info.shape[0])
+    for members in groups:
+        if members not in matrices:
+            arrays[members[0].name] = _vector(file, members[0], device)
+            packed(members)
     return Weights(arrays, ranges)
 
 
@@ -130,29 +149,4 @@ def _vector(file: GGUFFile, info: TensorInfo, device: Device) -> Array:
     assert info.type is not None
     fmt = BLOCK_FORMATS[info.type]
     values = fmt.dequantize(fmt.unpack(file.raw(info.name).reshape(1, -1)), np)[0]
-    return jax.device_put(_aligned(values.shape, values.dtype, [values]), device)
-
-
-def _pack(file: GGUFFile, infos: list[TensorInfo], device: Device) -> QTensor:
-    """Tensors of one type and row length, one below the other."""
-    type_ = infos[0].type
-    assert type_ is not None
-    unpack = BLOCK_FORMATS[type_].unpack
-    parts = [unpack(file.raw(info.name).reshape(info.shape[0], -1)) for info in infos]
-    rows = sum(info.shape[0] for info in infos)
-    planes = {}
-    for name, first in parts[0].items():
-        host = _aligned((rows, *first.shape[1:]), first.dtype, [part[name] for part in parts])
-        planes[name] = jax.device_put(host, device)
-    return QTensor(planes, type_, (rows, infos[0].shape[1]))
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype, parts: list[np.ndarray]) -> np.ndarray:
-    """Parts joined along axis 0 in aligned, read-only memory: the CPU client takes it as it is."""
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    buffer = np.empty(nbytes + _ALIGN, np.uint8)
-    offset = -buffer.ctypes.data % _ALIGN
-    out = buffer[offset : offset + nbytes].view(dtype).reshape(shape)
-    np.concatenate(parts, out=out)
-    out.flags.writeable = False
-    return out
+    return jax.device_put(aligned(values.shape, values.dtype, [values]), device)

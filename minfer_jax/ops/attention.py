@@ -20,6 +20,7 @@ BLOCK = 256
 _BLOCK = np.int32(BLOCK)
 _NO_CELL = np.int32(-1)
 _ZERO = np.float32(0.0)
+_FIRST = np.int32(0)
 # Scores of cells outside a row's run. Finite, so that a row that sees nothing stays finite.
 _HIDDEN = np.float32(-1e30)
 
@@ -30,19 +31,22 @@ def attend_blocked(
     v: Array,
     first: Array,
     last: Array,
+    head: Array | np.int32 = _FIRST,
     *,
+    n_kv: int | None = None,
     scale: float,
     cap: float = 0.0,
     precision: lax.Precision = lax.Precision.DEFAULT,
 ) -> Array:
     """Online softmax over the blocks of cells that some row sees (Dao et al. 2022, algorithm 1).
 
-    q [n, h, d] float32, k [h_kv, c, d], v [h_kv, c, d_v] in any float type, first and last int32
-    [n]; returns float32 [n, h, d_v]. The trip count is data: the cost follows the cells in use,
-    not the region. No reverse-mode gradient: `attend_masked` has one.
+    q [n, h, d] float32, k [all heads, c, d], v [all heads, c, d_v] in any float type, first and
+    last int32 [n]; returns float32 [n, h, d_v]. Of the heads only `n_kv` (all of them unless given)
+    from `head` on are read, which is data. So is the trip count: the cost follows the cells in
+    use, not the region. No reverse-mode gradient: `attend_masked` has one.
     """
     n, n_head, d = q.shape
-    n_kv, _, d_v = v.shape
+    n_kv, d_v = n_kv or v.shape[0], v.shape[2]
     heads = jnp.transpose(q.reshape(n, n_kv, n_head // n_kv, d), (1, 0, 2, 3)) * scale  # h n g d
     lowest, highest = _extent(k, first, last)
     begin, end = lowest // _BLOCK, (highest + _BLOCK) // _BLOCK
@@ -50,8 +54,8 @@ def attend_blocked(
     def step(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         i, best, total, acc = carry
         zero = jnp.zeros_like(i)
-        k_i = lax.dynamic_slice(k, (zero, i * _BLOCK, zero), (n_kv, BLOCK, d))
-        v_i = lax.dynamic_slice(v, (zero, i * _BLOCK, zero), (n_kv, BLOCK, d_v))
+        k_i = lax.dynamic_slice(k, (head, i * _BLOCK, zero), (n_kv, BLOCK, d))
+        v_i = lax.dynamic_slice(v, (head, i * _BLOCK, zero), (n_kv, BLOCK, d_v))
         seen = _seen(first, last, i * _BLOCK + jnp.arange(BLOCK, dtype=jnp.int32))
         scores = _scores(heads, k_i, seen, cap, precision)
         new_best = jnp.maximum(best, jnp.max(scores, axis=-1))
@@ -79,14 +83,17 @@ def attend_masked(
     v: Array,
     first: Array,
     last: Array,
+    head: Array | np.int32 = _FIRST,
     *,
+    n_kv: int | None = None,
     scale: float,
     cap: float = 0.0,
     precision: lax.Precision = lax.Precision.DEFAULT,
 ) -> Array:
     """The same over the whole region under a mask: memory [n, h, c], and differentiable."""
     n, n_head, d = q.shape
-    n_kv, _, d_v = v.shape
+    n_kv, d_v = n_kv or v.shape[0], v.shape[2]
+    k, v = (lax.dynamic_slice_in_dim(x, head, n_kv) for x in (k, v))
     heads = jnp.transpose(q.reshape(n, n_kv, n_head // n_kv, d), (1, 0, 2, 3)) * scale
     seen = _seen(first, last, jnp.arange(k.shape[1], dtype=jnp.int32))
     scores = _scores(heads, k, seen, cap, precision)

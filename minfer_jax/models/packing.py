@@ -1,0 +1,158 @@
+"""Forms of matrices: what multiplies them decides how they lie in memory.
+
+Each form has a packer: groups of tensors of one type and row length, joined row-wise, become a
+matrix each. Knows files and devices, not models.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from minfer_jax.device import Device
+from minfer_jax.errors import UsageError
+from minfer_jax.gguf import BLOCK_FORMATS, GGMLType, GGUFFile, TensorInfo
+from minfer_jax.ops.cpu.library import TILE_ROWS, library, n_tiles
+from minfer_jax.ops.cpu.tiled import TiledTensor
+from minfer_jax.ops.qtensor import QTensor
+from minfer_jax.ops.unrolled import UnrolledTensor
+from minfer_jax.ops.unrolled import pack as pack_unrolled
+
+Matrix = QTensor | TiledTensor | UnrolledTensor
+Group = list[TensorInfo]
+Packed = Callable[[Group], None]
+"""Told of each group that has been packed."""
+
+_ALIGN = 64  # what jax's CPU client wants of host memory to use it without a copy
+
+
+class WeightForm(enum.Enum):
+    """How matrices are kept, which decides what multiplies them."""
+
+    PLANES = "planes"
+    """The file's blocks, split into planes; XLA dequantizes them to float32. For accelerators."""
+    UNROLLED = "unrolled"
+    """Planes with the output rows innermost, which XLA's CPU compiler vectorizes. Float32."""
+    TILED = "tiled"
+    """Tiles for the native kernels, which round activations to int8. The CPU only."""
+
+
+def weight_form(device: Device, *, exact: bool, kernels: str) -> WeightForm:
+    """The fastest form for `device`; `kernels` is `Settings.kernels`.
+
+    Raises `UsageError` for kernels that are unknown or do not run here.
+    """
+    found = library()
+    if kernels not in ("auto", "xla"):
+        if found is None:
+            raise UsageError(f"MINFER_KERNELS={kernels}: the native kernels were not built")
+        found.use(kernels)
+    if device.platform != "cpu":
+        return WeightForm.PLANES
+    return WeightForm.UNROLLED if exact or kernels == "xla" or found is None else WeightForm.TILED
+
+
+def pack_matrices(
+    form: WeightForm, file: GGUFFile, groups: list[Group], device: Device, packed: Packed
+) -> list[Matrix]:
+    """A matrix on `device` for each group of tensors."""
+    return _PACKERS[form](file, groups, device, packed)
+
+
+def padded_rows(form: WeightForm, n: int) -> int:
+    """Rows from the beginning of a tensor of n rows to that of the next one in its matrix."""
+    return n_tiles(n) * TILE_ROWS if form is WeightForm.TILED else n
+
+
+def _planes(file: GGUFFile, groups: list[Group], device: Device, packed: Packed) -> list[Matrix]:
+    def matrix(group: Group) -> Matrix:
+        unpack = BLOCK_FORMATS[_type(group)].unpack
+        parts = [unpack(raw) for raw in _raw(file, group)]
+        shape = _shape(group)
+        planes = {}
+        for name, first in parts[0].items():
+            whole = (shape[0], *first.shape[1:])
+            host = aligned(whole, first.dtype, [part[name] for part in parts])
+            planes[name] = jax.device_put(host, device)
+        packed(group)
+        return QTensor(planes, _type(group), shape)
+
+    return [matrix(group) for group in groups]
+
+
+def _unrolled(file: GGUFFile, groups: list[Group], device: Device, packed: Packed) -> list[Matrix]:
+    def matrix(group: Group) -> Matrix:
+        planes = {
+            name: jax.device_put(aligned(plane.shape, plane.dtype, [plane]), device)
+            for name, plane in pack_unrolled(_raw(file, group), _type(group)).items()
+        }
+        packed(group)
+        return UnrolledTensor(planes, _type(group), _shape(group))
+
+    return [matrix(group) for group in groups]
+
+
+def _tiled(file: GGUFFile, groups: list[Group], device: Device, packed: Packed) -> list[Matrix]:
+    """All tiles lie in one array: an argument of every step instead of hundreds, and a piece of
+    memory that the system gives large pages, with which a decode step takes a tenth less time.
+    """
+    kernels = library()
+    assert kernels is not None
+    tiles = [sum(n_tiles(info.shape[0]) for info in group) for group in groups]
+    sizes = [
+        n * kernels.tile_bytes(_type(group), _shape(group)[1])
+        for n, group in zip(tiles, groups, strict=True)
+    ]
+    starts = np.cumsum([0, *sizes]).tolist()
+    memory = _empty((starts[-1],), np.dtype(np.uint8))
+    for group, start, size in zip(groups, starts, sizes, strict=False):
+        n_in = _shape(group)[1]
+        kernels.pack(_raw(file, group), _type(group), n_in, memory[start : start + size])
+        packed(group)
+    memory.flags.writeable = False
+    array = jax.device_put(memory, device)
+    return [
+        TiledTensor(array, _type(group), (n * TILE_ROWS, _shape(group)[1]), start)
+        for group, n, start in zip(groups, tiles, starts, strict=False)
+    ]
+
+
+_PACKERS: dict[WeightForm, Callable[[GGUFFile, list[Group], Device, Packed], list[Matrix]]] = {
+    WeightForm.PLANES: _planes,
+    WeightForm.UNROLLED: _unrolled,
+    WeightForm.TILED: _tiled,
+}
+
+
+def _type(group: Group) -> GGMLType:
+    type_ = group[0].type
+    assert type_ is not None
+    return type_
+
+
+def _shape(group: Group) -> tuple[int, int]:
+    return sum(info.shape[0] for info in group), group[0].shape[1]
+
+
+def _raw(file: GGUFFile, group: Group) -> list[np.ndarray]:
+    """The tensors as the file stores them: uint8 [rows, row_bytes] each."""
+    return [file.raw(info.name).reshape(info.shape[0], -1) for info in group]
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], parts: list[np.ndarray]) -> np.ndarray:
+    """Parts joined along axis 0 in aligned, read-only memory: the CPU client takes it as it is."""
+    out = _empty(shape, dtype)
+    np.concatenate(parts, out=out)
+    out.flags.writeable = False
+    return out
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    buffer = np.empty(nbytes + _ALIGN, np.uint8)
+    offset = -buffer.ctypes.data % _ALIGN
+    return buffer[offset : offset + nbytes].view(dtype).reshape(shape)

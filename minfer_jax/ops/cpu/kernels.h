@@ -1,0 +1,84 @@
+// What a kernel variant offers. Each variant (kernels_*.cpp) is the same source compiled for one
+// instruction set, behind one table of functions; `kernels()` picks a table at run time.
+#pragma once
+
+#include <cstdint>
+
+#include "team.h"
+
+namespace minfer {
+
+// Rows of a tiled matrix (see tiles.h); `data` is the first one's tile.
+struct Part {
+  const uint8_t* data;
+  int32_t type;  // as ggml numbers its types
+  int64_t rows;
+};
+
+enum Gate : int32_t { kNoGate = 0, kSilu = 1, kGelu = 2 };
+
+// y = x times each part, transposed, side by side: y [n, sum of rows]. With a gate the first half
+// of the columns, activated, is multiplied with the second: y [n, half].
+struct LinearArgs {
+  const float* x;  // [n, k]
+  int64_t n, k;
+  const float* norm;  // [k]: weights of an RMS norm that x goes through first, or null
+  float eps;
+  const Part* parts;
+  int32_t n_parts;
+  Gate gate;
+  float* y;
+};
+
+// Rows ids[0..n) of a tiled matrix, dequantized: y [n, k].
+struct TakeArgs {
+  Part table;
+  int64_t k;
+  const int32_t* ids;
+  int64_t n;
+  float* y;
+};
+
+// out = x + RMS norm of y with weights `norm`; all [n, k].
+struct AddNormedArgs {
+  const float* x;
+  const float* y;
+  const float* norm;
+  int64_t n, k;
+  float eps;
+  float* out;
+};
+
+// One layer's attention from the joined projections on. Rows of q, k, v are normed (optional) and
+// rotated, k and v are written to their cells, then every row attends to its run of cells.
+struct AttendArgs {
+  const float* qkv;     // [n, h * d_k + h_kv * d_k + h_kv * d_v]: q heads, k heads, v heads
+  const float* cosine;  // [n, n_rot / 2], or null: nothing rotates
+  const float* sine;
+  const float* q_norm;  // [d_k]: weights of an RMS norm over each head, or null
+  const float* k_norm;
+  const int32_t* cell;   // [n]: where the row's k and v go; outside 0..n_cells-1: nowhere
+  const int32_t* first;  // [n]: first cell seen
+  const int32_t* last;   // [n]: last cell seen; less than first: none, and the output is zero
+  void* k;               // [h_kv, n_cells, d_k], float16 or float32, updated in place
+  void* v;               // [h_kv, n_cells, d_v]
+  float* out;            // [n, h * d_v]
+  int64_t n, h, h_kv, d_k, d_v, n_rot, n_cells;
+  int64_t window;  // cells that a row sees at most, its own included; 0: no limit
+  float scale, cap, eps;
+  bool interleaved;  // pairs (2i, 2i+1), else (i, i + n_rot / 2)
+  bool k_f16, v_f16;
+};
+
+struct Kernels {
+  const char* name;
+  void (*linear)(const Pool&, const LinearArgs&);
+  void (*take)(const Pool&, const TakeArgs&);
+  void (*add_normed)(const Pool&, const AddNormedArgs&);
+  void (*attend)(const Pool&, const AttendArgs&);
+};
+
+// The variants built in. A variant whose instructions this CPU lacks must not be called.
+extern const Kernels kAvx512, kAvx2, kPortable;
+
+}  // namespace minfer

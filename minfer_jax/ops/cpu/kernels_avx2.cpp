@@ -1,0 +1,36 @@
+// The kernels for AVX2.
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include "variant.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+namespace minfer {
+namespace {
+constexpr int kRows = 2;  // of activations at a time: each takes four of the 16 registers
+#include "simd_avx2.h"
+
+#include "math.inc"
+
+#include "norm.inc"
+
+#include "formats.inc"
+#include "linear.inc"
+
+#include "attention.inc"
+}  // namespace
+const Kernels kAvx2 = {"avx2", linear, take, add_normed, attend};
+}  // namespace minfer
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#endif

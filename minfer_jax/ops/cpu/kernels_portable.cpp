@@ -1,0 +1,24 @@
+// The kernels for any CPU.
+
+#include "variant.h"
+
+#if defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#endif
+
+namespace minfer {
+namespace {
+constexpr int kRows = 2;  // of activations at a time
+#include "simd_portable.h"
+
+#include "math.inc"
+
+#include "norm.inc"
+
+#include "formats.inc"
+#include "linear.inc"
+
+#include "attention.inc"
+}  // namespace
+const Kernels kPortable = {"portable", linear, take, add_normed, attend};
+}  // namespace minfer

@@ -1,0 +1,149 @@
+"""The compiled library: loading, choosing a variant, packing. Needs no jax until targets are used.
+
+The FFI targets' names carry LAYOUT: executables kept on disk name the targets they call, and one
+that was built for another layout of weights or of arguments must not find them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from minfer_jax.errors import UsageError
+from minfer_jax.gguf import GGMLType
+
+LAYOUT = 1
+"""Raised whenever tiles or the arguments of a target change."""
+TILE_ROWS = 16
+_TARGETS = ("linear", "take", "add_normed", "attend")
+_PACK_BYTES = 1 << 20  # of a file, that a thread packs at a time
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded library. `variants` are the names of those that run here, best first."""
+
+    dll: ctypes.CDLL
+    variants: tuple[str, ...]
+
+    def use(self, variant: str) -> None:
+        """Run every kernel in this variant from now on, in the whole process."""
+        if variant not in self.variants:
+            raise UsageError(
+                f"kernels {variant!r} do not run here; those that do: {', '.join(self.variants)}"
+            )
+        self.dll.minfer_use(self._names().index(variant))
+
+    def limit_threads(self, n: int) -> None:
+        """Let at most `n` threads share a kernel; 0: all that XLA has."""
+        self.dll.minfer_limit_threads(n)
+
+    def tile_bytes(self, type_: GGMLType, n_cols: int) -> int:
+        """Bytes of 16 rows of `n_cols` columns; 0 if the type has no tiles."""
+        return self.dll.minfer_tile_size(type_.value, n_cols)
+
+    def pack(
+        self, parts: Sequence[np.ndarray], type_: GGMLType, n_cols: int, out: np.ndarray
+    ) -> None:
+        """Pack matrices, each uint8 [rows, row_bytes] as the file stores it, one below the other.
+
+        Every part starts a new tile. `out` is uint8, `tile_bytes` for each tile.
+        """
+        size = self.tile_bytes(type_, n_cols)
+        jobs = []
+        start = 0
+        for raw in parts:
+            assert raw.flags.c_contiguous
+            rows, row_bytes = raw.shape
+            tiles = n_tiles(rows)
+            step = max(1, _PACK_BYTES // (row_bytes * TILE_ROWS))
+            for first in range(0, tiles, step):
+                jobs.append((raw, rows, first, min(tiles, first + step), start))
+            start += tiles * size
+        assert out.nbytes == start and out.flags.c_contiguous
+
+        def run(job: tuple[np.ndarray, int, int, int, int]) -> None:
+            raw, rows, first, last, offset = job
+            to = out.ctypes.data + offset
+            self.dll.minfer_pack(type_.value, raw.ctypes.data, rows, n_cols, first, last, to)
+
+        if len(jobs) == 1:
+            run(jobs[0])
+            return
+        for _ in _packers().map(run, jobs):  # ctypes lets go of the interpreter's lock
+            pass
+
+    def _names(self) -> list[str]:
+        names = []
+        while name := self.dll.minfer_variant(len(names)):
+            names.append(name.decode())
+        return names
+
+
+def n_tiles(rows: int) -> int:
+    """Tiles that hold `rows` rows."""
+    return -(-rows // TILE_ROWS)
+
+
+@cache
+def library() -> Library | None:
+    """The library, or None where it was not built or cannot be loaded."""
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_kernels{suffix}")
+        if path.is_file():
+            break
+    else:
+        return None
+    try:
+        dll = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    _declare(dll)
+    names = Library(dll, ())._names()
+    return Library(dll, tuple(n for i, n in enumerate(names) if dll.minfer_runs_here(i)))
+
+
+@cache
+def register_targets() -> None:
+    """Make the kernels known to XLA under the names that `target` gives."""
+    import jax
+
+    found = library()
+    assert found is not None
+    for name in _TARGETS:
+        handler = jax.ffi.pycapsule(getattr(found.dll, f"minfer_{name}"))
+        jax.ffi.register_ffi_target(target(name), handler, platform="cpu")
+
+
+def target(name: str) -> str:
+    """A kernel's name within executables."""
+    return f"minfer_{name}_v{LAYOUT}"
+
+
+@cache
+def _packers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="pack")
+
+
+def _declare(dll: ctypes.CDLL) -> None:
+    """Types of the plain functions, so that 64-bit integers and pointers pass whole."""
+    i32, i64, address = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+    signatures = {
+        "minfer_variant": (ctypes.c_char_p, [i32]),
+        "minfer_runs_here": (i32, [i32]),
+        "minfer_use": (None, [i32]),
+        "minfer_limit_threads": (None, [ctypes.c_uint32]),
+        "minfer_tile_size": (i64, [i32, i64]),
+        "minfer_pack": (None, [i32, address, i64, i64, i64, i64, address]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(dll, name)
+        function.restype, function.argtypes = result, arguments

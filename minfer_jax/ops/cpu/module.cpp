@@ -1,0 +1,235 @@
+// The door to Python: XLA's FFI handlers, and a few plain functions that ctypes calls.
+
+#include <atomic>
+#include <cstring>
+#include <string>
+
+#include "kernels.h"
+#include "pack.h"
+#include "pool.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace minfer {
+namespace {
+
+const Kernels* const kVariants[] = {
+#if defined(__x86_64__)
+    &kAvx512, &kAvx2,
+#endif
+    &kPortable};
+
+bool runs_here(const Kernels& k) {
+#if defined(__x86_64__)
+  if (&k == &kAvx512) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vnni");
+  }
+  if (&k == &kAvx2) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+  }
+#endif
+  return true;
+}
+
+std::atomic<const Kernels*> chosen{nullptr};
+std::atomic<uint32_t> thread_limit{0};
+
+const Kernels& kernels() {
+  const Kernels* k = chosen.load(std::memory_order_relaxed);
+  for (int i = 0; !k; ++i) {
+    if (runs_here(*kVariants[i])) k = kVariants[i];
+  }
+  chosen.store(k, std::memory_order_relaxed);
+  return *k;
+}
+
+Pool pool_of(ffi::ThreadPool& xla) {
+  uint32_t limit = thread_limit.load(std::memory_order_relaxed);
+  auto n = static_cast<uint32_t>(xla.num_threads());
+  return {&xla, limit && limit < n ? limit : n};
+}
+
+using F32Buffer = ffi::Buffer<ffi::F32>;
+using S32Buffer = ffi::Buffer<ffi::S32>;
+constexpr int kMaxParts = 8;
+
+ffi::Error linear(ffi::ThreadPool xla, F32Buffer x, ffi::RemainingArgs arrays,
+                  ffi::Span<const int32_t> part_array, ffi::Span<const int32_t> part_type,
+                  ffi::Span<const int64_t> part_offset, ffi::Span<const int64_t> part_rows,
+                  int32_t gate, float eps, ffi::Result<F32Buffer> y) {
+  LinearArgs a{};
+  a.n = x.dimensions()[0], a.k = x.dimensions()[1];
+  a.x = x.typed_data(), a.y = y->typed_data();
+  a.gate = static_cast<Gate>(gate), a.eps = eps;
+  a.n_parts = static_cast<int32_t>(part_type.size());
+  Part parts[kMaxParts];
+  if (a.n_parts > kMaxParts) return ffi::Error::InvalidArgument("too many parts");
+  for (int i = 0; i < a.n_parts; ++i) {
+    auto array = arrays.get<ffi::Buffer<ffi::U8>>(part_array[i]);
+    const Layout* layout = find_layout(part_type[i]);
+    if (!array || !layout) return ffi::Error::InvalidArgument("not a tiled matrix");
+    int64_t tiles = (part_rows[i] + kTileRows - 1) / kTileRows;
+    int64_t end = part_offset[i] + tiles * tile_size(*layout, a.k);
+    if (part_offset[i] < 0 || end > static_cast<int64_t>(array->element_count())) {
+      return ffi::Error::InvalidArgument("rows past the end of a tiled matrix");
+    }
+    parts[i] = {array->typed_data() + part_offset[i], part_type[i], part_rows[i]};
+  }
+  a.parts = parts;
+  if (eps >= 0.0f) {  // then the last array holds a norm's weights
+    auto norm = arrays.get<F32Buffer>(arrays.size() - 1);
+    if (!norm) return ffi::Error::InvalidArgument("norm weights are float32");
+    a.norm = norm->typed_data();
+  }
+  kernels().linear(pool_of(xla), a);
+  return ffi::Error::Success();
+}
+
+ffi::Error take(ffi::ThreadPool xla, S32Buffer ids, ffi::Buffer<ffi::U8> table, int32_t type,
+                int64_t offset, int64_t rows, ffi::Result<F32Buffer> y) {
+  TakeArgs a{};
+  a.table = {table.typed_data() + offset, type, rows};
+  a.n = y->dimensions()[0], a.k = y->dimensions()[1];
+  a.ids = ids.typed_data(), a.y = y->typed_data();
+  kernels().take(pool_of(xla), a);
+  return ffi::Error::Success();
+}
+
+ffi::Error add_normed(ffi::ThreadPool xla, F32Buffer x, F32Buffer y, F32Buffer norm, float eps,
+                      ffi::Result<F32Buffer> out) {
+  AddNormedArgs a{};
+  a.x = x.typed_data(), a.y = y.typed_data(), a.norm = norm.typed_data();
+  a.n = x.dimensions()[0], a.k = x.dimensions()[1], a.eps = eps;
+  a.out = out->typed_data();
+  kernels().add_normed(pool_of(xla), a);
+  return ffi::Error::Success();
+}
+
+// Where head `head` of a region [heads, n_cells, d] begins.
+void* heads_of(ffi::AnyBuffer region, int64_t head) {
+  int64_t bytes = static_cast<int64_t>(ffi::ByteWidth(region.element_type()));
+  auto dims = region.dimensions();
+  return static_cast<uint8_t*>(region.untyped_data()) + head * dims[1] * dims[2] * bytes;
+}
+
+ffi::Error attend(ffi::ThreadPool xla, F32Buffer qkv, F32Buffer cosine, F32Buffer sine,
+                  S32Buffer cell, S32Buffer first, S32Buffer last, ffi::AnyBuffer, ffi::AnyBuffer,
+                  ffi::RemainingArgs norms, int64_t layer, int64_t n_head, int64_t n_head_kv,
+                  bool interleaved, int64_t window, float scale, float cap, float eps,
+                  ffi::Result<F32Buffer> out,
+                  ffi::Result<ffi::AnyBuffer> k, ffi::Result<ffi::AnyBuffer> v) {
+  AttendArgs a{};
+  a.qkv = qkv.typed_data();
+  a.cosine = cosine.typed_data(), a.sine = sine.typed_data();
+  if (norms.size() == 2) {
+    auto q_norm = norms.get<F32Buffer>(0), k_norm = norms.get<F32Buffer>(1);
+    if (!q_norm || !k_norm) return ffi::Error::InvalidArgument("norm weights are float32");
+    a.q_norm = q_norm->typed_data(), a.k_norm = k_norm->typed_data();
+  }
+  a.cell = cell.typed_data(), a.first = first.typed_data(), a.last = last.typed_data();
+  if (layer < 0 || n_head_kv < 1 || layer >= k->dimensions()[0] / n_head_kv) {
+    return ffi::Error::InvalidArgument("a layer past the end of a region");
+  }
+  a.k = heads_of(*k, layer * n_head_kv), a.v = heads_of(*v, layer * n_head_kv);
+  a.out = out->typed_data();
+  a.n = qkv.dimensions()[0], a.h = n_head, a.h_kv = n_head_kv;
+  a.n_cells = k->dimensions()[1], a.d_k = k->dimensions()[2], a.d_v = v->dimensions()[2];
+  a.n_rot = 2 * cosine.dimensions()[1];
+  a.window = window, a.scale = scale, a.cap = cap, a.eps = eps, a.interleaved = interleaved;
+  a.k_f16 = k->element_type() == ffi::F16, a.v_f16 = v->element_type() == ffi::F16;
+  kernels().attend(pool_of(xla), a);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace minfer
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_linear, minfer::linear,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<minfer::F32Buffer>()
+                                  .RemainingArgs()
+                                  .Attr<ffi::Span<const int32_t>>("part_array")
+                                  .Attr<ffi::Span<const int32_t>>("part_type")
+                                  .Attr<ffi::Span<const int64_t>>("part_offset")
+                                  .Attr<ffi::Span<const int64_t>>("part_rows")
+                                  .Attr<int32_t>("gate")
+                                  .Attr<float>("eps")
+                                  .Ret<minfer::F32Buffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_take, minfer::take,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<minfer::S32Buffer>()
+                                  .Arg<ffi::Buffer<ffi::U8>>()
+                                  .Attr<int32_t>("type")
+                                  .Attr<int64_t>("offset")
+                                  .Attr<int64_t>("rows")
+                                  .Ret<minfer::F32Buffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_add_normed, minfer::add_normed,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<minfer::F32Buffer>()
+                                  .Arg<minfer::F32Buffer>()
+                                  .Arg<minfer::F32Buffer>()
+                                  .Attr<float>("eps")
+                                  .Ret<minfer::F32Buffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_attend, minfer::attend,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<minfer::F32Buffer>()
+                                  .Arg<minfer::F32Buffer>()
+                                  .Arg<minfer::F32Buffer>()
+                                  .Arg<minfer::S32Buffer>()
+                                  .Arg<minfer::S32Buffer>()
+                                  .Arg<minfer::S32Buffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .RemainingArgs()
+                                  .Attr<int64_t>("layer")
+                                  .Attr<int64_t>("n_head")
+                                  .Attr<int64_t>("n_head_kv")
+                                  .Attr<bool>("interleaved")
+                                  .Attr<int64_t>("window")
+                                  .Attr<float>("scale")
+                                  .Attr<float>("cap")
+                                  .Attr<float>("eps")
+                                  .Ret<minfer::F32Buffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>());
+
+extern "C" {
+
+// The i-th variant built in, best first, or null past the last one.
+const char* minfer_variant(int32_t i) {
+  constexpr int n = sizeof(minfer::kVariants) / sizeof(minfer::kVariants[0]);
+  return i >= 0 && i < n ? minfer::kVariants[i]->name : nullptr;
+}
+
+int32_t minfer_runs_here(int32_t i) {
+  return minfer_variant(i) && minfer::runs_here(*minfer::kVariants[i]);
+}
+
+// Calls from now on use variant i, which must run here.
+void minfer_use(int32_t i) { minfer::chosen.store(minfer::kVariants[i]); }
+
+// At most this many threads of XLA's pool share a kernel; 0: all of them.
+void minfer_limit_threads(uint32_t n) { minfer::thread_limit.store(n); }
+
+// Bytes of a tile of 16 rows, or 0 for a type that has no tiles or a k of no whole blocks.
+int64_t minfer_tile_size(int32_t type, int64_t k) {
+  const minfer::Layout* layout = minfer::find_layout(type);
+  return layout && k > 0 && k % layout->columns == 0 ? minfer::tile_size(*layout, k) : 0;
+}
+
+void minfer_pack(int32_t type, const uint8_t* raw, int64_t rows, int64_t k, int64_t first,
+                 int64_t last, uint8_t* tiles) {
+  minfer::pack_tiles(*minfer::find_layout(type), raw, rows, k, first, last, tiles);
+}
+}

@@ -1,0 +1,46 @@
+"""Our side of a measurement: a context that is filled, rewound and timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from minfer_jax.batch import Batch
+from minfer_jax.context import Context
+
+
+class OurSide:
+    """`abort` is asked before every call of a graph; `KeyboardInterrupt` is raised if it says yes.
+
+    The clock leaves out the building of graphs, which `Context.perf` reports apart.
+    """
+
+    def __init__(self, context: Context, *, abort: Callable[[], bool] = lambda: False) -> None:
+        self.context = context
+        self._abort = abort
+
+    def fill(self, tokens: Sequence[int]) -> None:
+        """A new sequence that holds `tokens`."""
+        self.context.clear()
+        if tokens:
+            self._decode(tokens)
+
+    def run(self, keep: int, tokens: Sequence[int], n_batch: int) -> int:
+        """Go back to the first `keep` tokens, then evaluate `tokens`, `n_batch` a call.
+
+        Nanoseconds of the evaluation. Every call waits for its logits.
+        """
+        self.context.memory.truncate(keep)
+        calls = [tokens[i : i + n_batch] for i in range(0, len(tokens), n_batch)]
+        built = self.context.perf.build_seconds
+        started = time.perf_counter_ns()
+        for call in calls:
+            self._decode(call)
+        elapsed = time.perf_counter_ns() - started
+        return elapsed - round(1e9 * (self.context.perf.build_seconds - built))
+
+    def _decode(self, tokens: Sequence[int]) -> None:
+        code = self.context.decode(Batch(token=tokens), abort=self._abort)
+        if code == 2:
+            raise KeyboardInterrupt
+        assert code == 0, "the context was made for the largest test"

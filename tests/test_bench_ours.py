@@ -1,0 +1,70 @@
+"""Our side: what is evaluated where, and what the clock leaves out."""
+
+import numpy as np
+import pytest
+
+from minfer_jax.batch import Batch
+from minfer_jax.bench.ours import OurSide
+
+TOKENS = list(range(3, 43))
+
+
+@pytest.fixture
+def context(load_tiny):
+    return load_tiny("llama-dense").context(n_ctx=64)
+
+
+def fresh_logits(context, tokens):
+    context.clear()
+    context.decode(Batch(token=tokens))
+    return context.logits()
+
+
+@pytest.mark.parametrize("n_batch", [1, 8])
+def test_each_run_continues_what_was_kept(context, n_batch):
+    ours = OurSide(context)
+    ours.fill(TOKENS[:30])
+    for keep, timed in ((30, TOKENS[30:38]), (30, TOKENS[32:40]), (20, TOKENS[:8])):
+        assert ours.run(keep, timed, n_batch) > 0
+        assert context.memory.n_past == keep + 8
+        got = context.logits()
+    # The last run followed the first 20 tokens.
+    np.testing.assert_allclose(
+        got, fresh_logits(context, TOKENS[:20] + TOKENS[:8]), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_batch_is_one_call_and_single_tokens_are_as_many(context):
+    ours = OurSide(context)
+    ours.fill([])
+    assert context.memory.n_past == 0
+    ours.run(0, TOKENS[:6], 6)
+    assert (context.perf.n_p_eval, context.perf.n_eval) == (6, 0)
+    ours.run(0, TOKENS[:6], 1)
+    assert (context.perf.n_p_eval, context.perf.n_eval) == (6, 6)
+
+
+def test_building_a_graph_is_not_under_the_clock(context, monkeypatch):
+    ours = OurSide(context)
+    ours.fill([])
+    decode = context.decode
+
+    def slow_build(batch, *, abort):
+        context.perf.build_seconds += 1000.0
+        return decode(batch, abort=abort)
+
+    monkeypatch.setattr(context, "decode", slow_build)
+    assert -1001e9 < ours.run(0, TOKENS[:2], 2) < -900e9
+
+
+def test_an_interrupt_is_seen_between_calls(context):
+    asked = []
+
+    def abort():
+        asked.append(None)
+        return len(asked) > 3
+
+    ours = OurSide(context, abort=abort)
+    with pytest.raises(KeyboardInterrupt):
+        ours.run(0, TOKENS[:6], 1)
+    assert context.memory.n_past == 3

@@ -1,0 +1,48 @@
+"""What is said of the model and the machine."""
+
+import jax
+import pytest
+from tiny_models import read_spec, write_tiny
+
+from minfer_jax.bench.setup import describe, weights_read
+from minfer_jax.gguf import open_gguf
+from minfer_jax.lm import load
+from minfer_jax.settings import Settings
+
+
+def test_the_demo_model(smollm2_path, tmp_path):
+    lm = load(smollm2_path, n_ctx=64, settings=Settings(home=tmp_path), device="cpu")
+    setup = describe(lm.context(n_ctx=64), n_ubatch=512, exact=False, flags="-p 1")
+    assert setup.model_type == "llama 135M Q4_1"
+    # As llama-bench prints them.
+    assert (setup.model_size, setup.model_n_params) == (96576768, 134515008)
+    assert setup.model_filename == str(smollm2_path)
+    assert (setup.n_ctx, setup.n_ubatch, setup.type_k, setup.type_v) == (64, 512, "f16", "f16")
+    assert (setup.backends, setup.gpu_info, setup.exact) == ("JAX CPU", "", False)
+    assert setup.jax_version == jax.__version__ and setup.flags == "-p 1"
+    # Its table of embeddings is its head: all weights are read.
+    assert weights_read(lm.model) == lm.model.weights.nbytes
+
+
+def test_exact_mode_has_another_kv(load_tiny):
+    context = load_tiny("llama-dense").context(n_ctx=64)
+    setup = describe(context, n_ubatch=32, exact=True, flags="")
+    assert (setup.type_k, setup.type_v, setup.exact) == ("f32", "f32", True)
+
+
+@pytest.mark.parametrize(("file_type", "name"), [(15, "Q4_K_M"), (2, "F32"), (99, "F32")])
+def test_a_file_type_names_what_its_tensors_do_not(file_type, name, load_tiny, tmp_path):
+    spec = read_spec("llama-dense")
+    spec["kv"].append(["general.file_type", ["UINT32"], file_type])
+    path = write_tiny(spec, tmp_path / "x.gguf")
+    lm = load(path, n_ctx=64, settings=Settings(home=tmp_path), device="cpu")
+    setup = describe(lm.context(n_ctx=64), n_ubatch=32, exact=False, flags="")
+    assert setup.model_type.split()[0] == "llama" and setup.model_type.split()[2] == name
+
+
+def test_a_table_beside_a_head_of_its_own_is_not_read(load_tiny):
+    lm = load_tiny("llama-dense")
+    with open_gguf(lm.path) as file:
+        assert "output.weight" in file.tensors
+        table = file.tensors["token_embd.weight"].nbytes
+    assert weights_read(lm.model) == lm.model.weights.nbytes - table > 0

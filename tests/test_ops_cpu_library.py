@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 import pytest
 
@@ -149,14 +150,41 @@ def test_weights_are_not_tiled_for_what_the_kernels_cannot_do(kernels):
 @ONE_VARIANT
 @pytest.mark.parametrize("exact", [True, False])
 def test_unknown_kernels_are_refused(kernels, exact):
-    with pytest.raises(UsageError, match="'nonsense' do not run here"):
+    with pytest.raises(UsageError, match="MINFER_KERNELS is 'nonsense'; allowed here: auto,"):
         weight_form(CPU, exact=exact, kernels="nonsense")
+
+
+@ONE_VARIANT
+def test_auto_goes_back_to_the_best_variant(kernels, monkeypatch):
+    used = []
+    monkeypatch.setattr(module.Library, "use", lambda self, variant: used.append(variant))
+    weight_form(CPU, exact=False, kernels="portable")
+    weight_form(CPU, exact=False, kernels="auto")
+    weight_form(CPU, exact=True, kernels="portable")  # which runs no kernel
+    assert used == ["portable", kernels.variants[0]]
+
+
+@ONE_VARIANT
+def test_kernels_for_another_jaxlib_are_left_alone(kernels, monkeypatch):
+    monkeypatch.setattr(packing, "register_targets", lambda: False)
+    assert weight_form(CPU, exact=False, kernels="auto") is WeightForm.UNROLLED
+    with pytest.raises(UsageError, match="built for another jaxlib"):
+        weight_form(CPU, exact=False, kernels="portable")
+
+
+@ONE_VARIANT
+def test_a_handler_that_xla_refuses_registers_nothing(kernels, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise jax.errors.JaxRuntimeError("incompatible API version")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+    assert module.register_targets.__wrapped__() is False
 
 
 def test_without_the_library_xla_does_the_work(monkeypatch):
     monkeypatch.setattr(packing, "library", lambda: None)
     assert weight_form(CPU, exact=False, kernels="auto") is WeightForm.UNROLLED
-    with pytest.raises(UsageError, match="MINFER_KERNELS=avx2: the native kernels were not built"):
+    with pytest.raises(UsageError, match=r"MINFER_KERNELS is 'avx2'; allowed here: auto, xla$"):
         weight_form(CPU, exact=False, kernels="avx2")
 
 
@@ -168,6 +196,15 @@ def test_a_missing_or_broken_library_is_none(monkeypatch, tmp_path):
     assert module.library.__wrapped__() is None
 
 
-def test_names_of_targets_carry_the_layout():
-    """An executable on disk that was made for another layout must not find them."""
-    assert module.target("linear") == f"minfer_linear_v{module.LAYOUT}"
+@ONE_VARIANT
+def test_a_library_from_other_sources_is_not_used(kernels, monkeypatch):
+    assert kernels.dll.minfer_layout() == module.LAYOUT
+    monkeypatch.setattr(module, "LAYOUT", module.LAYOUT + 1)
+    assert module.library.__wrapped__() is None
+    assert module.target("linear") != "minfer_linear_v1"
+
+
+@ONE_VARIANT
+def test_a_library_without_the_functions_is_none(kernels, monkeypatch):
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda path: object())
+    assert module.library.__wrapped__() is None

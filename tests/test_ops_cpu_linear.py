@@ -231,8 +231,21 @@ def test_rows_past_the_end_are_refused(kernels, bad):
 
 
 def test_more_parts_than_a_call_takes_are_refused(kernels):
-    with pytest.raises(jax.errors.JaxRuntimeError, match="too many parts"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="one to eight parts"):
         multiply(rows(1), (matrix(GGMLType.Q8_0, 7)[0],) * 9)
+
+
+@pytest.mark.parametrize("n_out", [(7, 8), (7,), (7, 7, 7)])
+def test_a_gate_takes_two_equal_parts(kernels, n_out):
+    parts = tuple(matrix(GGMLType.Q8_0, n)[0] for n in n_out)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="two parts of equally many rows"):
+        multiply(rows(1), parts, gate="silu")
+
+
+def test_activations_have_the_length_of_the_rows(kernels):
+    part, _ = matrix(GGMLType.Q8_0, 7)
+    with pytest.raises(AssertionError):
+        multiply(np.zeros((1, N_IN + 32), np.float32), (part,))
 
 
 def activated(gate, x):

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ N_IN, N_OUT = 256, 768
 N_HEAD, N_KV, HEAD, N_CELLS = 8, 2, 64, 2048
 assert (N_HEAD + 2 * N_KV) * HEAD == N_OUT
 PARALLEL = """
+import hashlib
 import threading
 import jax
 import numpy as np
@@ -27,10 +27,8 @@ from test_ops_cpu_team import N_IN, regions, stack, weights
 library().use({variant!r})
 w, kv, step = weights(library()), regions(), jax.jit(stack)
 xs = [np.random.default_rng(n).normal(size=(n, N_IN)).astype("f4") for n in (1, 2, 5, 40)]
-library().limit_threads(1)
 expected = [np.asarray(step(x, w, kv)) for x in xs]
 assert all(np.isfinite(y).all() and y.std() > 0 for y in expected)
-library().limit_threads(0)
 wrong = []
 
 def work(i):
@@ -44,7 +42,7 @@ for thread in threads:
 for thread in threads:
     thread.join()
 assert not wrong, wrong
-print("all", {calls} * len(threads))
+print(hashlib.sha256(b"".join(y.tobytes() for y in expected)).hexdigest())
 """
 
 
@@ -105,7 +103,10 @@ def stack(x, w, regions):
 
 
 def run_parallel(variant, calls, n_threads):
-    """`calls` executions in each of four Python threads, in a process of its own."""
+    """`calls` executions in each of four Python threads, in a process of its own.
+
+    Returns a digest of what each of them gave.
+    """
     tests = Path(__file__).parent
     env = {
         **os.environ,
@@ -117,25 +118,13 @@ def run_parallel(variant, calls, n_threads):
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"all {4 * calls}\n"
+    return done.stdout.strip()
 
 
-# More threads than there are CPUs, too: then a helper may lose its CPU in the middle of a chunk.
 @pytest.mark.parametrize("kernels", ["portable"], indirect=True)
-@pytest.mark.parametrize("n_threads", [1, 2, 7])
-def test_many_executions_at_once_end_and_are_right(kernels, n_threads):
-    run_parallel(kernels.variants[0], 50, n_threads)
-
-
-@pytest.mark.parametrize("n", [1, 3, 40])
-def test_one_thread_and_all_give_the_same_bits(kernels, n):
-    x = np.random.default_rng(1).normal(size=(n, N_IN)).astype(np.float32)
-    w, step = weights(kernels), jax.jit(stack)
-    every = np.asarray(step(x, w, regions()))
-    assert np.isfinite(every).all() and every.std() > 0
-    kernels.limit_threads(1)
-    try:
-        one = np.asarray(step(x, w, regions()))
-    finally:
-        kernels.limit_threads(0)
-    np.testing.assert_array_equal(one, every)
+def test_many_executions_at_once_end_with_the_bits_of_one_thread(kernels):
+    """More threads than CPUs, too: then a helper may lose its CPU in the middle of a chunk."""
+    alone = run_parallel(kernels.variants[0], 5, 1)
+    assert len(alone) == 64
+    for n_threads in (2, 7):
+        assert run_parallel(kernels.variants[0], 50, n_threads) == alone

@@ -63,13 +63,14 @@ def _report(device: str, settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 def _kernels() -> str:
-    from minfer_jax.ops.cpu.library import library
+    from minfer_jax.ops.cpu.library import library, register_targets
 
     found = library()
-    if found is None:
+    if found is None or not register_targets():
+        what = "not built" if found is None else "built for another jaxlib"
         return (
-            "not built, so the CPU runs through XLA alone: install a C++17 compiler (GCC or Clang),"
-            " then this package again"
+            f"{what}, so the CPU runs through XLA alone: install this package again, with a C++17"
+            " compiler (GCC or Clang)"
         )
     best, *others = found.variants
     return f"{best} (runs here, too: {', '.join(others) or 'no other'})"

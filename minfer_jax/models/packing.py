@@ -16,7 +16,7 @@ import numpy as np
 from minfer_jax.device import Device
 from minfer_jax.errors import UsageError
 from minfer_jax.gguf import BLOCK_FORMATS, GGMLType, GGUFFile, TensorInfo
-from minfer_jax.ops.cpu.library import TILE_ROWS, library, n_tiles
+from minfer_jax.ops.cpu.library import TILE_ROWS, library, n_tiles, register_targets
 from minfer_jax.ops.cpu.tiled import TiledTensor
 from minfer_jax.ops.qtensor import QTensor
 from minfer_jax.ops.unrolled import UnrolledTensor
@@ -47,13 +47,23 @@ def weight_form(device: Device, *, exact: bool, kernels: str) -> WeightForm:
     Raises `UsageError` for kernels that are unknown or do not run here.
     """
     found = library()
-    if kernels not in ("auto", "xla"):
-        if found is None:
-            raise UsageError(f"MINFER_KERNELS={kernels}: the native kernels were not built")
-        found.use(kernels)
+    chosen = kernels not in ("auto", "xla")
+    if chosen and (found is None or kernels not in found.variants):
+        here = ", ".join(["auto", *(found.variants if found else ()), "xla"])
+        raise UsageError(f"MINFER_KERNELS is {kernels!r}; allowed here: {here}")
     if device.platform != "cpu":
         return WeightForm.PLANES
-    return WeightForm.UNROLLED if exact or kernels == "xla" or found is None else WeightForm.TILED
+    if exact or kernels == "xla" or found is None:
+        return WeightForm.UNROLLED
+    if not register_targets():
+        if chosen:
+            raise UsageError(
+                f"MINFER_KERNELS={kernels}: the kernels were built for another jaxlib: install"
+                " this package again"
+            )
+        return WeightForm.UNROLLED
+    found.use(kernels if chosen else found.variants[0])
+    return WeightForm.TILED
 
 
 def pack_matrices(
@@ -86,10 +96,10 @@ def _planes(file: GGUFFile, groups: list[Group], device: Device, packed: Packed)
 
 def _unrolled(file: GGUFFile, groups: list[Group], device: Device, packed: Packed) -> list[Matrix]:
     def matrix(group: Group) -> Matrix:
-        planes = {
-            name: jax.device_put(aligned(plane.shape, plane.dtype, [plane]), device)
-            for name, plane in pack_unrolled(_raw(file, group), _type(group)).items()
-        }
+        planes = {}
+        for name, plane in pack_unrolled(_raw(file, group), _type(group), _empty).items():
+            plane.flags.writeable = False
+            planes[name] = jax.device_put(plane, device)
         packed(group)
         return UnrolledTensor(planes, _type(group), _shape(group))
 

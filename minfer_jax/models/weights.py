@@ -126,7 +126,7 @@ def load_weights(
             ranges[info.name] = RowRange(array, start, start + info.shape[0])
             start += padded_rows(form, info.shape[0])
     for members in groups:
-        if members not in matrices:
+        if len(members[0].shape) == 1:
             arrays[members[0].name] = _vector(file, members[0], device)
             packed(members)
     return Weights(arrays, ranges)

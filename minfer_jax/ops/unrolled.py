@@ -151,8 +151,13 @@ class UnrolledTensor:
         return [(self.start + a, self.start + b) for a, b in pairwise(bounds)]
 
 
-def pack(raws: list[np.ndarray], type_: GGMLType) -> dict[str, np.ndarray]:
-    """Tensors' bytes, uint8 [rows, row_bytes] each, one below the other -> planes [..., rows].
+def pack(
+    raws: list[np.ndarray],
+    type_: GGMLType,
+    new: Callable[[tuple[int, ...], np.dtype[Any]], np.ndarray] = np.zeros,
+) -> dict[str, np.ndarray]:
+    """Tensors' bytes, uint8 [rows, row_bytes] each, one below the other -> planes [..., rows],
+    arrays that `new` makes of a shape and a type.
 
     Planes are as large as the bytes, but for the scales of Q3_K (1.04 times in all), Q4_K and Q5_K
     (1.03), and unused rows at the end: fewer than 128, where there are 1024 or more.
@@ -171,7 +176,7 @@ def pack(raws: list[np.ndarray], type_: GGMLType) -> dict[str, np.ndarray]:
             stop = done + len(part)
             for name, plane in layout.pack(blocks).items():
                 if name not in out:
-                    out[name] = np.zeros((*plane.shape[:-1], _stride(n_rows)), plane.dtype)
+                    out[name] = new((*plane.shape[:-1], _stride(n_rows)), plane.dtype)
                 out[name][..., done:stop] = plane
             done = stop
     return out

@@ -53,7 +53,7 @@ struct AddNormedArgs {
 // rotated, k and v are written to their cells, then every row attends to its run of cells.
 struct AttendArgs {
   const float* qkv;     // [n, h * d_k + h_kv * d_k + h_kv * d_v]: q heads, k heads, v heads
-  const float* cosine;  // [n, n_rot / 2], or null: nothing rotates
+  const float* cosine;  // [n, n_rot / 2]
   const float* sine;
   const float* q_norm;  // [d_k]: weights of an RMS norm over each head, or null
   const float* k_norm;

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,11 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from minfer_jax.device import threads
 from minfer_jax.errors import UsageError
 from minfer_jax.gguf import GGMLType
 
 LAYOUT = 1
-"""Raised whenever tiles or the arguments of a target change."""
+"""Raised whenever tiles or the arguments of a target change, together with kLayoutVersion in
+tiles.h: a library that was built from other sources is not used."""
 TILE_ROWS = 16
 _TARGETS = ("linear", "take", "add_normed", "attend")
 _PACK_BYTES = 1 << 20  # of a file, that a thread packs at a time
@@ -41,10 +42,6 @@ class Library:
                 f"kernels {variant!r} do not run here; those that do: {', '.join(self.variants)}"
             )
         self.dll.minfer_use(self._names().index(variant))
-
-    def limit_threads(self, n: int) -> None:
-        """Let at most `n` threads share a kernel; 0: all that XLA has."""
-        self.dll.minfer_limit_threads(n)
 
     def tile_bytes(self, type_: GGMLType, n_cols: int) -> int:
         """Bytes of 16 rows of `n_cols` columns; 0 if the type has no tiles."""
@@ -68,18 +65,16 @@ class Library:
             for first in range(0, tiles, step):
                 jobs.append((raw, rows, first, min(tiles, first + step), start))
             start += tiles * size
-        assert out.nbytes == start and out.flags.c_contiguous
+        assert size and out.nbytes == start and out.flags.c_contiguous
 
         def run(job: tuple[np.ndarray, int, int, int, int]) -> None:
             raw, rows, first, last, offset = job
             to = out.ctypes.data + offset
             self.dll.minfer_pack(type_.value, raw.ctypes.data, rows, n_cols, first, last, to)
 
-        if len(jobs) == 1:
-            run(jobs[0])
-            return
-        for _ in _packers().map(run, jobs):  # ctypes lets go of the interpreter's lock
-            pass
+        with ThreadPoolExecutor(min(len(jobs), threads())) as pool:
+            for _ in pool.map(run, jobs):  # ctypes lets go of the interpreter's lock
+                pass
 
     def _names(self) -> list[str]:
         names = []
@@ -95,7 +90,7 @@ def n_tiles(rows: int) -> int:
 
 @cache
 def library() -> Library | None:
-    """The library, or None where it was not built or cannot be loaded."""
+    """The library, or None where it was not built, cannot be loaded or is from other sources."""
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_kernels{suffix}")
         if path.is_file():
@@ -104,33 +99,38 @@ def library() -> Library | None:
         return None
     try:
         dll = ctypes.CDLL(str(path))
-    except OSError:
+        _declare(dll)
+    except (OSError, AttributeError):  # the latter for a function that it lacks
         return None
-    _declare(dll)
+    if dll.minfer_layout() != LAYOUT:
+        return None
     names = Library(dll, ())._names()
     return Library(dll, tuple(n for i, n in enumerate(names) if dll.minfer_runs_here(i)))
 
 
 @cache
-def register_targets() -> None:
-    """Make the kernels known to XLA under the names that `target` gives."""
+def register_targets() -> bool:
+    """Make the kernels known to XLA under the names that `target` gives.
+
+    False if there are none, or if this jaxlib is not compatible with the one they were built for.
+    """
     import jax
 
     found = library()
-    assert found is not None
-    for name in _TARGETS:
-        handler = jax.ffi.pycapsule(getattr(found.dll, f"minfer_{name}"))
-        jax.ffi.register_ffi_target(target(name), handler, platform="cpu")
+    if found is None:
+        return False
+    try:
+        for name in _TARGETS:
+            handler = jax.ffi.pycapsule(getattr(found.dll, f"minfer_{name}"))
+            jax.ffi.register_ffi_target(target(name), handler, platform="cpu")
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def target(name: str) -> str:
     """A kernel's name within executables."""
     return f"minfer_{name}_v{LAYOUT}"
-
-
-@cache
-def _packers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="pack")
 
 
 def _declare(dll: ctypes.CDLL) -> None:
@@ -140,7 +140,7 @@ def _declare(dll: ctypes.CDLL) -> None:
         "minfer_variant": (ctypes.c_char_p, [i32]),
         "minfer_runs_here": (i32, [i32]),
         "minfer_use": (None, [i32]),
-        "minfer_limit_threads": (None, [ctypes.c_uint32]),
+        "minfer_layout": (i32, []),
         "minfer_tile_size": (i64, [i32, i64]),
         "minfer_pack": (None, [i32, address, i64, i64, i64, i64, address]),
     }

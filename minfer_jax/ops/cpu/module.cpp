@@ -1,8 +1,7 @@
 // The door to Python: XLA's FFI handlers, and a few plain functions that ctypes calls.
 
+#include <algorithm>
 #include <atomic>
-#include <cstring>
-#include <string>
 
 #include "kernels.h"
 #include "pack.h"
@@ -28,34 +27,39 @@ bool runs_here(const Kernels& k) {
            __builtin_cpu_supports("avx512vnni");
   }
   if (&k == &kAvx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    // F16C, which Clang has no name for here, is older than AVX2.
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   }
 #endif
   return true;
 }
 
 std::atomic<const Kernels*> chosen{nullptr};
-std::atomic<uint32_t> thread_limit{0};
 
 const Kernels& kernels() {
-  const Kernels* k = chosen.load(std::memory_order_relaxed);
-  for (int i = 0; !k; ++i) {
-    if (runs_here(*kVariants[i])) k = kVariants[i];
-  }
-  chosen.store(k, std::memory_order_relaxed);
-  return *k;
+  if (const Kernels* k = chosen.load(std::memory_order_relaxed)) return *k;
+  const Kernels* const* best = kVariants;
+  while (!runs_here(**best)) ++best;
+  const Kernels* none = nullptr;  // unless another thread has chosen meanwhile
+  return *(chosen.compare_exchange_strong(none, *best) ? *best : none);
 }
 
 Pool pool_of(ffi::ThreadPool& xla) {
-  uint32_t limit = thread_limit.load(std::memory_order_relaxed);
-  auto n = static_cast<uint32_t>(xla.num_threads());
-  return {&xla, limit && limit < n ? limit : n};
+  return {&xla, static_cast<uint32_t>(std::max<int64_t>(1, xla.num_threads()))};
 }
 
 using F32Buffer = ffi::Buffer<ffi::F32>;
 using S32Buffer = ffi::Buffer<ffi::S32>;
 constexpr int kMaxParts = 8;
+
+// Rows of `array`, or nothing if they do not lie within.
+Part part_of(ffi::Buffer<ffi::U8> array, int32_t type, int64_t offset, int64_t rows, int64_t k) {
+  const Layout* layout = find_layout(type);
+  if (!layout || k < 1 || k % layout->columns || rows < 1 || offset < 0) return {};
+  int64_t end = offset + (rows + kTileRows - 1) / kTileRows * tile_size(*layout, k);
+  if (end > static_cast<int64_t>(array.element_count())) return {};
+  return {array.typed_data() + offset, type, rows};
+}
 
 ffi::Error linear(ffi::ThreadPool xla, F32Buffer x, ffi::RemainingArgs arrays,
                   ffi::Span<const int32_t> part_array, ffi::Span<const int32_t> part_type,
@@ -67,17 +71,25 @@ ffi::Error linear(ffi::ThreadPool xla, F32Buffer x, ffi::RemainingArgs arrays,
   a.gate = static_cast<Gate>(gate), a.eps = eps;
   a.n_parts = static_cast<int32_t>(part_type.size());
   Part parts[kMaxParts];
-  if (a.n_parts > kMaxParts) return ffi::Error::InvalidArgument("too many parts");
-  for (int i = 0; i < a.n_parts; ++i) {
+  size_t n_parts = part_type.size();
+  if (n_parts < 1 || n_parts > kMaxParts || part_array.size() != n_parts ||
+      part_offset.size() != n_parts || part_rows.size() != n_parts) {
+    return ffi::Error::InvalidArgument("one to eight parts, each with all attributes");
+  }
+  int64_t columns = 0;
+  for (size_t i = 0; i < n_parts; ++i) {
     auto array = arrays.get<ffi::Buffer<ffi::U8>>(part_array[i]);
-    const Layout* layout = find_layout(part_type[i]);
-    if (!array || !layout) return ffi::Error::InvalidArgument("not a tiled matrix");
-    int64_t tiles = (part_rows[i] + kTileRows - 1) / kTileRows;
-    int64_t end = part_offset[i] + tiles * tile_size(*layout, a.k);
-    if (part_offset[i] < 0 || end > static_cast<int64_t>(array->element_count())) {
-      return ffi::Error::InvalidArgument("rows past the end of a tiled matrix");
+    if (array) parts[i] = part_of(*array, part_type[i], part_offset[i], part_rows[i], a.k);
+    if (!array || !parts[i].data) {
+      return ffi::Error::InvalidArgument("not a tiled matrix, or rows past the end of it");
     }
-    parts[i] = {array->typed_data() + part_offset[i], part_type[i], part_rows[i]};
+    columns += parts[i].rows;
+  }
+  if (gate && (n_parts != 2 || parts[0].rows != parts[1].rows)) {
+    return ffi::Error::InvalidArgument("a gate takes two parts of equally many rows");
+  }
+  if (y->dimensions()[1] != (gate ? columns / 2 : columns)) {
+    return ffi::Error::InvalidArgument("the result has not as many columns as there are rows");
   }
   a.parts = parts;
   if (eps >= 0.0f) {  // then the last array holds a norm's weights
@@ -92,8 +104,9 @@ ffi::Error linear(ffi::ThreadPool xla, F32Buffer x, ffi::RemainingArgs arrays,
 ffi::Error take(ffi::ThreadPool xla, S32Buffer ids, ffi::Buffer<ffi::U8> table, int32_t type,
                 int64_t offset, int64_t rows, ffi::Result<F32Buffer> y) {
   TakeArgs a{};
-  a.table = {table.typed_data() + offset, type, rows};
   a.n = y->dimensions()[0], a.k = y->dimensions()[1];
+  a.table = part_of(table, type, offset, rows, a.k);
+  if (!a.table.data) return ffi::Error::InvalidArgument("rows past the end of a tiled matrix");
   a.ids = ids.typed_data(), a.y = y->typed_data();
   kernels().take(pool_of(xla), a);
   return ffi::Error::Success();
@@ -133,6 +146,11 @@ ffi::Error attend(ffi::ThreadPool xla, F32Buffer qkv, F32Buffer cosine, F32Buffe
   a.cell = cell.typed_data(), a.first = first.typed_data(), a.last = last.typed_data();
   if (layer < 0 || n_head_kv < 1 || layer >= k->dimensions()[0] / n_head_kv) {
     return ffi::Error::InvalidArgument("a layer past the end of a region");
+  }
+  for (auto type : {k->element_type(), v->element_type()}) {
+    if (type != ffi::F16 && type != ffi::F32) {
+      return ffi::Error::InvalidArgument("regions are float16 or float32");
+    }
   }
   a.k = heads_of(*k, layer * n_head_kv), a.v = heads_of(*v, layer * n_head_kv);
   a.out = out->typed_data();
@@ -219,8 +237,7 @@ int32_t minfer_runs_here(int32_t i) {
 // Calls from now on use variant i, which must run here.
 void minfer_use(int32_t i) { minfer::chosen.store(minfer::kVariants[i]); }
 
-// At most this many threads of XLA's pool share a kernel; 0: all of them.
-void minfer_limit_threads(uint32_t n) { minfer::thread_limit.store(n); }
+int32_t minfer_layout() { return minfer::kLayoutVersion; }
 
 // Bytes of a tile of 16 rows, or 0 for a type that has no tiles or a k of no whole blocks.
 int64_t minfer_tile_size(int32_t type, int64_t k) {

@@ -107,7 +107,7 @@ static inline I32 i32_add(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
 static inline F32 f32_of(I32 x) { return _mm512_cvtepi32_ps(x); }
 // Rounds to the nearest integer, ties to even.
 static inline I32 i32_round(F32 x) { return _mm512_cvtps_epi32(x); }
-// 2^n for integers n in [-126, 127].
+// 2^n for integers n in [-127, 127]; 0 for -127.
 static inline F32 f32_exp2i(I32 n) {
   return _mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));

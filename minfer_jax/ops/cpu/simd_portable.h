@@ -1,7 +1,8 @@
 // Sixteen rows at a time in plain C++: loops that compilers turn into vectors of whatever the
 // target has. The same names as simd_avx512.h, which says what they do, and simd_avx2.h.
 //
-// Where __ARM_FEATURE_DOTPROD is defined, <arm_neon.h> has to be included before.
+// Where the compiler's own target has NEON's dot product (__ARM_FEATURE_DOTPROD, as on Apple's
+// processors), `dot` uses it; <arm_neon.h> has to be included before.
 #pragma once
 
 struct F32 {

@@ -5,10 +5,12 @@
 // wait for ever. A helper stays for a little after a job, because the next kernel of a step
 // follows within microseconds and waking a thread takes longer.
 //
-// There is one team. A kernel that finds it at work (XLA may run two at once) works alone.
+// There is one team in a process, whatever clients it serves. A kernel that finds it at work (XLA
+// may run two at once) works alone.
 
 #include <atomic>
 #include <chrono>
+#include <thread>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -22,6 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kLinger = std::chrono::milliseconds(3);
 constexpr uint32_t kSpins = 64;  // between two looks at the clock
+constexpr uint32_t kPatience = 4096;  // pauses before the caller lets others run
 constexpr uint32_t kMaxThreads = 64;
 
 // A run: the job's number, the next chunk and the last, in one word. A claim succeeds only while
@@ -88,7 +91,8 @@ void help(uint32_t id) {
     uint64_t job = team.job.load(std::memory_order_acquire);
     if (job != seen) {
       seen = job;
-      work(id);
+      // A job of fewer threads than the one this helper was called for does without it.
+      if (id < team.width.load(std::memory_order_relaxed)) work(id);
       until = Clock::now() + kLinger;
     }
     pause();
@@ -127,7 +131,10 @@ void share(const Pool& pool, uint32_t n, void (*body)(void* data, uint32_t chunk
   team.job.store(job, std::memory_order_release);
   call_helpers(pool, width);
   work(0);
-  while (team.done.load(std::memory_order_acquire) != n) pause();
+  for (uint32_t spins = 1; team.done.load(std::memory_order_acquire) != n; ++spins) {
+    pause();
+    if (spins % kPatience == 0) std::this_thread::yield();  // a helper may have lost its CPU
+  }
   team.busy.store(false, std::memory_order_release);
 }
 

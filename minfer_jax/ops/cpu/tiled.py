@@ -81,6 +81,7 @@ def linear(
     """
     x, norm, eps = (x.x, [x.weight], x.eps) if isinstance(x, Normed) else (x, [], -1.0)
     register_targets()
+    assert all(part.shape[1] == x.shape[1] for part in parts)
     arrays: list[Array] = []
     index = []
     for part in parts:

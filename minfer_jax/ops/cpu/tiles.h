@@ -28,6 +28,9 @@ enum Type : int32_t {
   kQ2_K = 10, kQ3_K = 11, kQ4_K = 12, kQ5_K = 13, kQ6_K = 14, kBF16 = 30,
 };
 
+// Raised whenever tiles or the arguments of a handler change, together with LAYOUT in library.py.
+constexpr int32_t kLayoutVersion = 1;
+
 constexpr int kTileRows = 16;
 constexpr int kGroup = 32;  // columns whose quants are stored together
 

@@ -13,9 +13,9 @@ import jax
 from jax._src.xla_bridge import backends_are_initialized  # jax has no public name for it
 
 from minfer_jax.errors import MinferError, UsageError
+from minfer_jax.settings import MAX_THREADS, client_threads
 
 AUTO = "auto"
-_MAX_THREADS = 1024
 
 _threads: int | None = None
 """What `set_threads` was told."""
@@ -91,8 +91,8 @@ def set_threads(n: int | None) -> None:
     """
     global _threads
     n = _usable_cpus() if n is None else n
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MAX_THREADS:
-        raise UsageError(f"threads is {n!r}; allowed: 1 to {_MAX_THREADS}")
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_THREADS:
+        raise UsageError(f"threads is {n!r}; allowed: 1 to {MAX_THREADS}")
     if backends_are_initialized() and n != threads():
         raise UsageError(
             f"jax has started with {threads()} threads, not {n}: set their number before that"
@@ -102,9 +102,15 @@ def set_threads(n: int | None) -> None:
     os.environ["PJRT_NPROC"] = str(n)
 
 
+def settle_threads() -> None:
+    """`set_threads(None)`, unless jax's client has started or the environment asks for a number."""
+    if not backends_are_initialized() and client_threads() is None:
+        set_threads(None)
+
+
 def threads() -> int:
     """Threads that compute on the CPU."""
-    return _usable_cpus() if _threads is None else _threads
+    return _threads or client_threads() or _usable_cpus()
 
 
 def _usable_cpus() -> int:

@@ -19,19 +19,16 @@ import numpy as np
 from minfer_jax.batch import Batch
 from minfer_jax.chat import ChatTemplate
 from minfer_jax.context import Context, check_memory, check_sizes
-from minfer_jax.device import AUTO, device_errors, select_device
+from minfer_jax.device import AUTO, device_errors, select_device, settle_threads
 from minfer_jax.errors import ContextFullError, MinferError, TemplateError, UsageError
 from minfer_jax.generate import FinishReason, GenerateStats, Generation, generate
 from minfer_jax.gguf import GGUFFile, open_gguf
-from minfer_jax.graph import disk
 from minfer_jax.graph.cache import GraphCache, GraphCounters, trace_build
-from minfer_jax.graph.params import GType
 from minfer_jax.hub import resolve
 from minfer_jax.models.model import Model
-from minfer_jax.models.packing import WeightForm, weight_form
+from minfer_jax.models.packing import weight_form
 from minfer_jax.models.registry import architecture
 from minfer_jax.models.weights import Progress
-from minfer_jax.ops.cpu.library import register_targets
 from minfer_jax.sampling import Sampler, SamplingParams
 from minfer_jax.settings import Settings
 from minfer_jax.tokenizer import Tokenizer, load_tokenizer
@@ -276,12 +273,10 @@ def load(
     file = open_gguf(resolve(name, models_dir=settings.models_dir))
     hp = architecture(file).hparams(file)
     n_ctx = n_ctx or hp.n_ctx_train
+    settle_threads()
     chosen = select_device(device or AUTO)
     check_memory(hp, n_ctx, exact, sum(t.nbytes or 0 for t in file.tensors.values()), chosen)
     form = weight_form(chosen, exact=exact, kernels=settings.kernels)
-    if form is WeightForm.TILED:
-        register_targets()  # before an executable that names them is loaded
-    disk.read_ahead(settings.xla_dir, file.path, [kind.value for kind in GType], chosen)
     opened = time.perf_counter()
     on_build = trace_build if settings.rebuild_trace else None
     with device_errors("the model could not be loaded"):

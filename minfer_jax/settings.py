@@ -7,6 +7,7 @@ never inside a graph builder: a graph is a function of its `GraphParams` alone.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,27 @@ from pathlib import Path
 import platformdirs
 
 DEMO_MODEL = "smollm2"
+MAX_THREADS = 1024
+"""More CPU threads than this are taken for a slip."""
+
+
+def client_threads(env: Mapping[str, str] | None = None) -> int | None:
+    """The threads that jax's CPU client is told to have, at least 1; None: one for each CPU.
+
+    `PJRT_NPROC`, else `NPROC`, as XLA reads them: a decimal number of 32 bits, or nothing.
+    """
+    env = os.environ if env is None else env
+    for name in ("PJRT_NPROC", "NPROC"):
+        text = env.get(name, "").strip()
+        if re.fullmatch("[+-]?[0-9]{1,10}", text) and -(2**31) <= int(text) < 2**31:
+            return max(1, int(text))
+    return None
+
+
+def libtpu_flags(env: Mapping[str, str] | None = None) -> str:
+    """`LIBTPU_INIT_ARGS`: flags of XLA's compiler for TPUs, which are not among `XLA_FLAGS`."""
+    env = os.environ if env is None else env
+    return env.get("LIBTPU_INIT_ARGS", "")
 
 
 @dataclass(frozen=True, kw_only=True)

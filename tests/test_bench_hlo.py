@@ -53,6 +53,33 @@ def test_where_an_instruction_comes_from(name, scope):
     assert instructions(MODULE)[name].scope == scope
 
 
+# A reduction's computation may bear the name of what uses the reduction, and more.
+REUSED_NAMES = """HloModule jit_step
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+ENTRY %main (p: f32[4]) -> f32[] {
+  %p = f32[4]{0} parameter(0)
+  %c = f32[] constant(0)
+  %copy = f32[4]{0} copy(%p), control-predecessors={%mul}
+  %reduce = f32[] reduce(f32[4]{0} %copy, (f32[]) %c), dimensions={0}, to_apply=%add
+  %add = f32[] add(%reduce, %reduce)
+  ROOT %mul = f32[] multiply(%add, %add), metadata={op_name="jit(step)/output/mul"}
+}
+"""
+
+
+def test_what_is_called_is_no_operand():
+    found = instructions(REUSED_NAMES)
+    assert {name: i.scope for name, i in found.items()} == dict.fromkeys(found, "output")
+    loop = REUSED_NAMES.replace(', metadata={op_name="jit(step)/output/mul"}', "")
+    assert {i.scope for i in instructions(loop).values()} == {""}
+
+
 def test_what_an_instruction_is():
     found = instructions(MODULE)
     assert found["while.4"] == Instruction("while", "blk.3/attend")

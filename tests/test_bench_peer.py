@@ -3,16 +3,17 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
-from fake_llama import read_log, write_fake_llama
+from fake_llama import is_running, read_log, write_fake_llama
 
 from minfer_jax.bench import peer as module
 from minfer_jax.bench.peer import started
 from minfer_jax.errors import MinferError, UsageError
 
-SIZES = {"n_ctx": 640, "n_ubatch": 512, "n_threads": 2, "on_cpu": True}
+SIZES = {"n_ctx": 640, "n_ubatch": 512, "n_threads": 2, "on_cpu": True, "exact": False}
 
 
 def never():
@@ -55,7 +56,8 @@ def test_it_says_what_it_is_and_computes_what_it_is_told(log, processes):
         ["clear", False],
         ["decode", [1, 2, 3]],
         ["wait"],
-        ["keep", 0, 3, -1],
+        ["clear", False],
+        ["restore", 0, [1, 2, 3]],
         ["decode", [4]],
         ["wait"],
         ["decode", [5]],
@@ -70,15 +72,100 @@ def test_it_computes_where_we_do(on_cpu, layers, log):
     assert read_log(log)[1] == ["model", "/some.gguf", layers]
 
 
+@pytest.mark.parametrize(("exact", "kind"), [(False, 1), (True, 0)])  # ggml's F16 and F32
+def test_its_keys_and_values_are_of_our_type(exact, kind, log):
+    with started(None, abort=never) as peer:
+        peer.load(Path("/some.gguf"), **{**SIZES, "exact": exact})
+    params = read_log(log)[2][1]
+    assert (params["type_k"], params["type_v"]) == (kind, kind)
+
+
 def test_a_python_without_it_is_one_line_with_the_remedy(monkeypatch, tmp_path):
     (tmp_path / "llama_cpp.py").write_text("raise ImportError('not here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(MinferError) as caught, started(None, abort=never):
         pass
     assert str(caught.value) == (
-        f"--peer llama.cpp: {sys.executable} cannot import llama_cpp (not here):"
+        f"--peer llama.cpp: {sys.executable} cannot use llama_cpp (not here):"
         " pip install 'minfer-jax[peer]' there, or name another Python with --peer-python"
     )
+
+
+def test_one_that_is_too_old(log, tmp_path):
+    source = tmp_path / "site" / "llama_cpp" / "llama_cpp.py"
+    source.write_text(source.read_text().replace("llama_get_memory", "llama_get_kv_self"))
+    with (
+        pytest.raises(
+            MinferError, match=r"\(version 9\.9\.9 has no llama_get_memory\): pip install"
+        ),
+        started(None, abort=never),
+    ):
+        pass
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a program that stands where the Python should."""
+
+    def write(text):
+        path = tmp_path / "program"
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "echo Welcome!; exec PYTHON $1",
+        "cat $1",
+        "yes",
+        "printf '\\377\\n'; sleep 600",
+        "echo 5",
+        "echo '[]'",
+        "echo '{}'",
+        "echo '{\"name\": 1}'",
+    ],
+)
+def test_a_program_that_is_no_python(text, script, log, processes):
+    program = script(text.replace("PYTHON", sys.executable))
+    with pytest.raises(MinferError) as caught, started(program, abort=never):
+        pass
+    assert str(caught.value) == (
+        f"--peer-python {program}: it does not answer as a Python with llama_cpp would"
+    )
+    assert processes[0].returncode is not None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_a_program_that_closes_its_streams_and_goes_on(script, processes, monkeypatch):
+    monkeypatch.setattr(module, "_END_SECONDS", 0.1)
+    program = script("exec >&- <&-; sleep 600")
+    with (
+        pytest.raises(MinferError, match=r"ended early, with exit code -9$"),
+        started(program, abort=never),
+    ):
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_a_python_behind_a_wrapper_ends_with_it(script, log):
+    program = script(f'{sys.executable} "$@"; exit')
+
+    def use():
+        with started(program, abort=never) as peer:
+            peer.load(Path("/some.gguf"), **SIZES)
+
+    # Were only the wrapper ended, this would wait for the Python for ever.
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    [_, pid] = read_log(log)[0]
+    assert not is_running(pid)
 
 
 def test_a_python_that_does_not_exist():
@@ -94,7 +181,9 @@ def test_a_python_that_does_not_exist():
     [
         (lambda peer: peer.load(Path("/broken.gguf"), **SIZES), "cannot load /broken.gguf"),
         (lambda peer: peer.load(Path("/a"), **{**SIZES, "n_ctx": 13}), "a context of 13 tokens"),
-        (lambda peer: peer.run(66, [1], 1), "cannot take this model's last tokens back"),
+        (lambda peer: peer.fill([55]), "cannot copy this model's state"),
+        (lambda peer: peer.fill([66]) or peer.run(1, [1], 1), "cannot restore this model's state"),
+        (lambda peer: peer.run(6, [1], 1), "6 tokens are to be kept, the sequence began with 0"),
         (lambda peer: peer.run(0, [98], 1), "llama_decode returned 1"),
     ],
 )
@@ -109,7 +198,7 @@ def test_a_peer_that_dies_is_an_error_now_and_later(log):
     with started(None, abort=never) as peer:
         peer.load(Path("/some.gguf"), **SIZES)
         for _ in range(2):
-            with pytest.raises(MinferError, match="ended early, with exit code 3"):
+            with pytest.raises(MinferError, match=r"ended early, .* code 3: the last words$"):
                 peer.run(0, [99], 1)
 
 

@@ -1,6 +1,7 @@
 """The worker's protocol, as a process: JSON lines in and out, nothing else on stdout."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,32 +27,37 @@ def talk(tmp_path, monkeypatch):
             text=True,
             timeout=60,
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        # What others print is kept apart from the answers.
+        noise = "noise from the library\nnoise from native code\n"
+        assert (done.returncode, done.stderr) == (0, noise)
         return [json.loads(line) for line in done.stdout.splitlines()], read_log(log)
 
     return talk
 
 
 def load(**changes):
-    sizes = {"n_ctx": 640, "n_ubatch": 256, "n_threads": 3, "n_gpu_layers": 0}
+    sizes = {"n_ctx": 640, "n_ubatch": 256, "n_threads": 3, "n_gpu_layers": 0, "type_kv": 1}
     return {"do": "load", "model": "/m.gguf", **sizes, **changes}
 
 
 def test_sizes_reach_the_context_and_the_rest_keeps_its_default(talk):
     answers, calls = talk(load())
     assert answers == [{"name": "llama.cpp", "version": "9.9.9"}, {"result": None}]
-    assert calls == [
-        ["init"],
+    assert calls[0][0] == "init"
+    assert calls[1:] == [
         ["model", "/m.gguf", 0],
         [
             "context",
             {
-                "n_ctx": 640,
                 "flash_attn_type": -1,
+                "swa_full": False,
+                "n_ctx": 640,
                 "n_batch": 2048,
                 "n_ubatch": 256,
                 "n_threads": 3,
                 "n_threads_batch": 3,
+                "type_k": 1,
+                "type_v": 1,
             },
         ],
     ]
@@ -59,15 +65,39 @@ def test_sizes_reach_the_context_and_the_rest_keeps_its_default(talk):
 
 def test_a_prompt_goes_in_batches_of_2048(talk):
     tokens = list(range(3000))
-    answers, calls = talk(load(), {"do": "run", "keep": 5, "tokens": tokens, "n_batch": 3000})
+    answers, calls = talk(load(), {"do": "run", "keep": 0, "tokens": tokens, "n_batch": 3000})
     assert answers[2]["result"] > 0
     assert calls[3:] == [
-        ["keep", 0, 5, -1],
+        ["clear", False],
         ["decode", tokens[:2048]],
         ["wait"],
         ["decode", tokens[2048:]],
         ["wait"],
     ]
+
+
+def test_each_run_starts_from_what_was_filled_in(talk):
+    again = {"do": "run", "keep": 2, "n_batch": 1}
+    _, calls = talk(
+        load(),
+        {"do": "fill", "tokens": [7, 8]},
+        {**again, "tokens": [1]},
+        {**again, "tokens": [2]},
+        {"do": "fill", "tokens": []},
+        {**again, "keep": 0, "tokens": [3]},
+    )
+    start = [["clear", False], ["restore", 0, [7, 8]]]
+    assert [call for call in calls[3:] if call != ["wait"]] == [
+        *(["clear", False], ["decode", [7, 8]]),
+        *(*start, ["decode", [1]]),
+        *(*start, ["decode", [2]]),
+        *(["clear", False], ["clear", False], ["decode", [3]]),
+    ]
+
+
+def test_what_is_needed_is_what_is_called():
+    called = set(re.findall(r"llama\.(llama_\w+)", Path(peer_worker.__file__).read_text()))
+    assert called == set(peer_worker._NEEDED)
 
 
 def test_after_a_failure_it_goes_on(talk):

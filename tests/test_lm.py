@@ -2,9 +2,11 @@
 
 import gc
 import inspect
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,7 +15,6 @@ from tiny_models import golden
 
 import minfer_jax as mj
 from minfer_jax.generate import Generation
-from minfer_jax.graph import disk
 from minfer_jax.graph.params import CParams, GraphParams, GType
 from minfer_jax.lm import LanguageModel, load
 from minfer_jax.settings import Settings
@@ -236,13 +237,70 @@ def test_a_second_model_of_the_file_finds_its_graphs_loaded(smollm2_path, tmp_pa
     ids = []
     for _ in range(2):
         lm = load(smollm2_path, n_ctx=160, settings=Settings(home=tmp_path))
-        ahead = {file.path for file, _ in disk._ahead.values()}
+        ahead = {file.path for file in lm.model._ahead.files}
         ids.append(lm.generate(PROMPT, n=3).ids)
     files = set(tmp_path.rglob("*.graph"))
-    assert len(files) == 2 and ahead == files and disk._ahead == {}
+    assert len(files) == 2 and ahead == files and lm.model._ahead.files == set()
     c = lm.counters
     assert (c.built, c.disk_hits, c.disk_misses, c.trace_seconds) == (2, 2, 0, 0.0)
     assert ids[0] == ids[1]
+
+
+def test_only_graphs_of_the_form_in_use_are_read_ahead(tiny_path, tmp_path):
+    """Those of another form may call kernels that this process does not have."""
+    path = tiny_path("llama-gqa-dense")
+    ahead = []
+    for kernels in ("auto", "xla", "xla"):
+        lm = load(path, n_ctx=64, settings=Settings(home=tmp_path, kernels=kernels))
+        ahead.append(lm.model._ahead.files)
+        lm.logits([1, 2, 3])
+    assert [len(files) for files in ahead] == [0, 0, 1]
+
+
+THREADS = """
+import sys
+from contextlib import suppress
+from pathlib import Path
+import minfer_jax.lm
+from minfer_jax.device import threads
+from minfer_jax.settings import Settings
+if sys.argv[2] == "started":
+    import jax
+    jax.devices()
+minfer_jax.lm.load(sys.argv[1], n_ctx=64, settings=Settings(home=Path(sys.argv[3])))
+names = []
+for task in Path("/proc/self/task").iterdir():
+    with suppress(OSError):  # ended meanwhile
+        names.append((task / "comm").read_text())
+print(threads(), sum(name.startswith("tf_XLAEigen") for name in names))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+@pytest.mark.parametrize("started", ["started", "not yet"])
+@pytest.mark.parametrize(
+    ("env", "n"),
+    [
+        ({}, None),
+        ({"PJRT_NPROC": "3"}, 3),
+        ({"PJRT_NPROC": "three", "NPROC": "5"}, 5),
+        ({"PJRT_NPROC": "-1", "NPROC": "5"}, 1),
+        ({"PJRT_NPROC": "99999999999"}, None),
+    ],
+    ids=str,
+)
+def test_the_environment_has_its_number_of_threads(tiny_path, tmp_path, env, n, started):
+    """jax's pool is what `threads` says, which is part of the names of graphs on disk."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "NPROC")}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS, str(tiny_path("llama-dense")), started, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**inherited, **env},
+        timeout=60,
+    )
+    n = n or len(os.sched_getaffinity(0))
+    assert done.stdout.split() == [str(n), str(n)], done.stderr
 
 
 def test_another_geometry_or_structure_is_another_graph(tiny_path, tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from minfer_jax.settings import DEMO_MODEL, Settings
+from minfer_jax.settings import DEMO_MODEL, Settings, client_threads, libtpu_flags
 
 FLAGS = {
     "MINFER_TIMING": ("timing", True),
@@ -58,3 +58,35 @@ def test_the_process_environment_is_the_default(monkeypatch):
 def test_settings_do_not_change():
     with pytest.raises(AttributeError):
         Settings.from_env({}).timing = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_kernels():
+    assert (
+        Settings.from_env({}).kernels == "auto" == Settings.from_env({"MINFER_KERNELS": ""}).kernels
+    )
+    assert Settings.from_env({"MINFER_KERNELS": "avx2"}).kernels == "avx2"
+
+
+@pytest.mark.parametrize(
+    ("env", "n"),
+    [
+        ({}, None),
+        ({"PJRT_NPROC": "3", "NPROC": "5"}, 3),
+        ({"PJRT_NPROC": " +3 "}, 3),
+        ({"PJRT_NPROC": "three", "NPROC": "5"}, 5),
+        ({"PJRT_NPROC": "-2"}, 1),
+        ({"PJRT_NPROC": "0", "NPROC": "5"}, 1),
+        ({"PJRT_NPROC": "1_0"}, None),
+        ({"PJRT_NPROC": "2147483647"}, 2147483647),
+        ({"PJRT_NPROC": "2147483648"}, None),
+        ({"PJRT_NPROC": "9" * 5000}, None),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_threads_of_jaxs_client_are_read_as_xla_reads_them(env, n):
+    assert client_threads(env) == n
+
+
+def test_flags_of_the_tpu_compiler():
+    assert libtpu_flags({}) == ""
+    assert libtpu_flags({"LIBTPU_INIT_ARGS": "--x=1"}) == "--x=1"

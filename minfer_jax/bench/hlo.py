@@ -124,7 +124,8 @@ def _parse(text: str) -> list[_Line]:
 
 
 def _line(computation: str, name: str, rest: str) -> _Line:
-    opcode, op_name = _OPCODE.search(f" {rest}"), _OP_NAME.search(rest)
+    rest = f" {rest}"
+    opcode, op_name = _OPCODE.search(rest), _OP_NAME.search(rest)
     called = _CALLED.findall(rest)
     for several in _CALLED_LIST.findall(rest):
         called += re.findall(r"[\w.-]+", several)
@@ -134,5 +135,18 @@ def _line(computation: str, name: str, rest: str) -> _Line:
         opcode[1] if opcode else "",
         scope_of(op_name[1]) if op_name else "",
         tuple(called),
-        tuple(re.findall(r"%([\w.-]+)", rest)),
+        tuple(re.findall(r"%([\w.-]+)", _in_brackets(rest, opcode.end()))) if opcode else (),
     )
+
+
+def _in_brackets(text: str, start: int) -> str:
+    """From `start`, which follows an opening bracket, to the one that closes it: the operands.
+
+    What is called stands behind it, and may bear the name of an instruction elsewhere.
+    """
+    depth = 1
+    for i in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[i], 0)
+        if not depth:
+            return text[start:i]
+    return text[start:]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from minfer_jax.bench.machine import cpu_flags, cpu_info, load_average
 from minfer_jax.context import Context
 from minfer_jax.device import threads
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.models.model import Model
+from minfer_jax.models.packing import Matrix
+from minfer_jax.ops.cpu.library import library, n_tiles
+from minfer_jax.ops.cpu.tiled import TiledTensor
 
 # The file types (`general.file_type`) whose name is not that of most of its tensors.
 _FILE_TYPES = {
@@ -30,7 +33,7 @@ class Setup:
     """The first keys of every row; llama-bench's names where it has the thing."""
 
     build_commit: str
-    """Our version: a released package has no commit."""
+    """Our version: a released package has no commit. "unknown" for a checkout not installed."""
     cpu_info: str
     cpu_flags: str
     load_average: float | None
@@ -53,6 +56,10 @@ class Setup:
     n_threads: int
     type_k: str
     type_v: str
+    n_gpu_layers: int
+    """0, or all of them, the head counted."""
+    flash_attn: int
+    """1: `bench` always measures that form of attention."""
     exact: bool
 
 
@@ -64,7 +71,7 @@ def describe(context: Context, *, n_ubatch: int, exact: bool, flags: str) -> Set
     with open_gguf(model.path) as file:
         size, n_params, model_type = _size(file), _n_params(file), _model_type(file)
     return Setup(
-        build_commit=version("minfer-jax"),
+        build_commit=_our_version(),
         cpu_info=cpu_info(),
         cpu_flags=" ".join(cpu_flags()),
         load_average=load_average(),
@@ -83,17 +90,34 @@ def describe(context: Context, *, n_ubatch: int, exact: bool, flags: str) -> Set
         n_threads=threads(),
         type_k=kind,
         type_v=kind,
+        n_gpu_layers=0 if device.platform == "cpu" else model.hp.n_layer + 1,
+        flash_attn=1,
         exact=exact,
     )
 
 
 def weights_read(model: Model) -> int:
-    """Bytes of weights that a decode step reads: all but the table of embeddings, of which it
-    needs one row, unless that table is the head, too."""
-    with open_gguf(model.path) as file:
-        own_head = "output.weight" in file.tensors
-        table = file.tensors["token_embd.weight"].nbytes or 0
-    return model.weights.nbytes - (table if own_head else 0)
+    """Bytes of weights, as they lie in memory, that a decode step reads: all but the table of
+    embeddings, of which it needs one row, unless that table is the head, too."""
+    weights = model.weights.view(model.weights.leaves)
+    own_head = "output.weight" in weights
+    return model.weights.nbytes - (_nbytes(weights.packed("token_embd.weight")) if own_head else 0)
+
+
+def _nbytes(matrix: Matrix) -> int:
+    if not isinstance(matrix, TiledTensor):
+        return sum(plane.nbytes for plane in matrix.planes.values())
+    kernels = library()
+    assert kernels is not None
+    rows, n_in = matrix.shape
+    return kernels.tile_bytes(matrix.type, n_in) * n_tiles(rows)
+
+
+def _our_version() -> str:
+    try:
+        return version("minfer-jax")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _size(file: GGUFFile) -> int:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from minfer_jax.errors import MinferError
+from minfer_jax.errors import MinferError, UsageError
 
 _END_SECONDS = 5.0  # for a process that was told to end
 
@@ -16,8 +16,8 @@ _END_SECONDS = 5.0  # for a process that was told to end
 def bench_in_process(argv: Sequence[str]) -> list[dict[str, Any]]:
     """The rows of `minfer-jax bench ARGV -o json`.
 
-    Raises `MinferError` with that process's own line if it fails. However this is left, the
-    process has ended.
+    Raises `MinferError` with that process's own line if it fails, `UsageError` if that was one.
+    However this is left, the process has ended.
     """
     command = [sys.executable, "-m", "minfer_jax", "bench", *argv, "-o", "json"]
     # A session of its own: a Ctrl-C is ours to handle.
@@ -35,7 +35,8 @@ def bench_in_process(argv: Sequence[str]) -> list[dict[str, Any]]:
             raise
     if process.returncode:
         last = (err.strip().splitlines() or [f"it exited with {process.returncode}"])[-1]
-        raise MinferError(f"bench {' '.join(argv)}: {last.removeprefix('error: ')}")
+        kind = UsageError if process.returncode == 2 else MinferError
+        raise kind(f"bench {' '.join(argv)}: {last.removeprefix('error: ')}")
     return json.loads(out)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,10 +33,21 @@ def run(argv: list[str] | None = None) -> int:
         where = getattr(error, "ctx", None)
         asked = f"{where.command_path if where else _NAME} --help"
         message = error.format_message().rstrip(".")
-        if message.startswith("No such option"):
+        if message.startswith("No such option") and _takes_text(where):
             message += " (a text that begins with - goes after --)"
         raise UsageError(f"{message}; see `{asked}`") from error
     return code if isinstance(code, int) else 0
+
+
+def _takes_text(where: Any) -> bool:
+    """Whether the command of this context has an argument, which is a text in all that have one."""
+    return where is not None and any(p.param_type_name == "argument" for p in where.command.params)
+
+
+def _typed(ctx: typer.Context) -> set[str]:
+    """The parameters that were given on the command line."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def _version(value: bool) -> None:
@@ -152,6 +163,7 @@ def generate(
 
 @_app.command()
 def bench(
+    ctx: typer.Context,
     model: flags.Model = None,
     n_prompt: Annotated[
         list[str] | None,
@@ -200,28 +212,29 @@ def bench(
     debug: flags.Debug = False,
 ) -> int:
     """Measure tokens per second, with llama-bench's tests and columns."""
-    from minfer_jax.cli.bench import DEPTH, GEN, PROMPT, BenchRequest, numbers, run_bench
+    from minfer_jax.cli import bench as command
 
-    return run_bench(
-        BenchRequest(
-            model=model,
-            n_prompt=numbers("-p/--n-prompt", n_prompt, PROMPT),
-            n_gen=numbers("-n/--n-gen", n_gen, GEN),
-            n_depth=numbers("-d/--n-depth", n_depth, DEPTH),
-            repetitions=repetitions,
-            threads=threads,
-            n_ubatch=n_ubatch,
-            exact=exact,
-            device=device,
-            output=output,
-            peer=peer,
-            peer_python=peer_python,
-            sweep=sweep,
-            values=numbers("--values", values, ()),
-            plot=plot,
-            profile=profile,
-        )
+    command.refuse_ignored(_typed(ctx), sweep=sweep, profile=profile)
+    numbers = command.numbers
+    request = command.BenchRequest(
+        model=model,
+        n_prompt=numbers("-p/--n-prompt", n_prompt, command.PROMPT),
+        n_gen=numbers("-n/--n-gen", n_gen, command.GEN),
+        n_depth=numbers("-d/--n-depth", n_depth, command.DEPTH),
+        repetitions=repetitions,
+        threads=threads,
+        n_ubatch=n_ubatch,
+        exact=exact,
+        device=device,
+        output=output,
+        peer=peer,
+        peer_python=peer_python,
+        sweep=sweep,
+        values=numbers("--values", values, ()),
+        plot=plot,
+        profile=profile,
     )
+    return command.run_bench(request)
 
 
 @_app.command()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minfer_jax.cli.interrupt import cleaned_up_on_termination, stop_on_interrupt
 from minfer_jax.cli.request import check_threads
-from minfer_jax.cli.session import load_model, local_file, note, waiting
+from minfer_jax.cli.session import load_model, local_file, note
 from minfer_jax.errors import UsageError
 from minfer_jax.settings import Settings
 
@@ -24,10 +25,27 @@ PROMPT, GEN, DEPTH = (512,), (128,), (0,)
 
 _UBATCH = 512  # shown only where it is another, as llama-bench does
 _FORMATS = ("md", "csv", "json")
-_SWEEPS = {"threads": "n_threads", "ubatch": "n_ubatch", "depth": "n_depth"}
 _MOST_TOKENS = 1 << 20
 _MOST_REPETITIONS = 1000
 _MOST_UBATCH = 1 << 16
+
+
+class _Swept(NamedTuple):
+    """A setting that a sweep goes through."""
+
+    param: str
+    """Of the command."""
+    flag: str
+    key: str
+    """Of the rows."""
+
+
+_SWEEPS = {
+    "threads": _Swept("threads", "-t/--threads", "n_threads"),
+    "ubatch": _Swept("n_ubatch", "-ub/--n-ubatch", "n_ubatch"),
+    "depth": _Swept("n_depth", "-d/--n-depth", "n_depth"),
+}
+_NOT_PROFILED = {"n_prompt": "-p", "n_gen": "-n", "repetitions": "-r"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +112,7 @@ class BenchRequest:
             raise UsageError("--sweep needs --values, such as --values 1,2")
         for value in self.values:
             if self.sweep == "threads":
-                check_threads(value)
+                check_threads(value, "--values")
             elif self.sweep == "ubatch":
                 _within("--values", value, 1, _MOST_UBATCH)
             else:
@@ -102,14 +120,14 @@ class BenchRequest:
 
     def argv(self, value: int | None = None) -> list[str]:
         """The flags that ask for the same, or for the tests of one value of the sweep alone."""
-        swept = {} if value is None else {self.sweep: str(value)}
+        swept = {} if self.sweep is None else {self.sweep: None if value is None else str(value)}
         threads = None if self.threads is None else str(self.threads)
         given = {
             "-m": self.model,
-            "-p": ",".join(map(str, self.n_prompt)),
-            "-n": ",".join(map(str, self.n_gen)),
+            "-p": None if self.profile else ",".join(map(str, self.n_prompt)),
+            "-n": None if self.profile else ",".join(map(str, self.n_gen)),
             "-d": swept.get("depth", ",".join(map(str, self.n_depth))),
-            "-r": str(self.repetitions),
+            "-r": None if self.profile else str(self.repetitions),
             "-t": swept.get("threads", threads),
             "-ub": swept.get("ubatch", str(self.n_ubatch)),
             "--device": None if self.device == "auto" else self.device,
@@ -120,6 +138,17 @@ class BenchRequest:
             given |= {"--sweep": self.sweep, "--values": ",".join(map(str, self.values))}
         flags = [part for flag, text in given.items() if text is not None for part in (flag, text)]
         return flags + ["--exact"] * self.exact + ["--profile"] * self.profile
+
+
+def refuse_ignored(typed: Collection[str], *, sweep: str | None, profile: bool) -> None:
+    """Raise `UsageError` if one of the `typed` parameters has no meaning beside another flag."""
+    if profile:
+        for param, flag in _NOT_PROFILED.items():
+            if param in typed:
+                raise UsageError(f"--profile traces decode steps, always as many: leave {flag} out")
+    swept = _SWEEPS.get(sweep or "")
+    if swept and swept.param in typed:
+        raise UsageError(f"--sweep {sweep} goes through --values: leave {swept.flag} out")
 
 
 def numbers(flag: str, texts: Sequence[str] | None, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -143,6 +172,8 @@ def run_bench(request: BenchRequest) -> int:
         check_plot(Path(request.plot))
     settings = Settings.from_env()
     path = local_file(request.model, settings)
+    tests = _tests(request)
+    _check_context(path, tests)
     with cleaned_up_on_termination():
         if request.sweep is not None:
             _sweep(request)
@@ -153,27 +184,30 @@ def run_bench(request: BenchRequest) -> int:
                 from minfer_jax.bench.peer import started
 
                 peer = stack.enter_context(started(request.peer_python, abort=asked.is_set))
-            _bench(request, path, settings, peer, asked.is_set)
+            _bench(request, path, settings, tests, peer, asked.is_set)
     return 0
+
+
+def _tests(request: BenchRequest) -> list[Workload]:
+    """All that will be measured; of a sweep, all that some value needs."""
+    from minfer_jax.bench.workload import PROFILE_STEPS, plan
+
+    if request.profile:
+        return plan((), (PROFILE_STEPS,), request.n_depth)
+    depths = request.values if request.sweep == "depth" else request.n_depth
+    return plan(request.n_prompt, request.n_gen, depths)
 
 
 def _bench(
     request: BenchRequest,
     path: Path,
     settings: Settings,
+    tests: Sequence[Workload],
     peer: PeerSide | None,
     abort: Callable[[], bool],
 ) -> None:
     """Load the model on both sides and run what was asked for."""
-    from minfer_jax.bench.workload import PROFILE_STEPS, plan
-
-    if request.profile:
-        tests = plan((), (PROFILE_STEPS,), request.n_depth)
-    else:
-        tests = plan(request.n_prompt, request.n_gen, request.n_depth)
-    largest = max(tests, key=lambda test: test.n_ctx)
-    _check_context(path, largest)
-    n_ctx = largest.n_ctx
+    n_ctx = max(test.n_ctx for test in tests)
     lm = load_model(
         path,
         settings,
@@ -196,17 +230,19 @@ def _bench(
             n_ubatch=request.n_ubatch,
             n_threads=threads(),
             on_cpu=lm.model.device.platform == "cpu",
+            exact=request.exact,
         )
     _measure(request, lm, tests, peer, abort)
 
 
-def _check_context(path: Path, largest: Workload) -> None:
-    """Refuse a test of more tokens than the model was made for, where its figures mean nothing."""
+def _check_context(path: Path, tests: Sequence[Workload]) -> None:
+    """Refuse tests of more tokens than the model was made for, where figures mean nothing."""
     from minfer_jax.gguf import open_gguf
     from minfer_jax.models.hparams import read_hparams
 
     with open_gguf(path) as file:
         n_ctx_train = read_hparams(file).n_ctx_train
+    largest = max(tests, key=lambda test: test.n_ctx)
     if largest.n_ctx > n_ctx_train:
         raise UsageError(
             f"{largest.name} needs a context of {largest.n_ctx} tokens, this model's is"
@@ -234,19 +270,24 @@ def _measure(
     printer = _Printer(request, peer=known)
     printer.head(setup)
     tokens = random_tokens(lm.n_ctx, lm.model.hp.n_vocab)
-    for test in tests:
-        with waiting(f"Measuring {test.name}"), device_errors():
-            measured = measure(
-                test,
-                tokens[: test.n_ctx],
-                ours=ours,
-                peer=peer,
-                repetitions=request.repetitions,
-            )
-        printer.row(as_row(setup, measured, known))
-    with waiting("Measuring the memory's bandwidth"):
+    try:
+        for test in tests:
+            _announce(f"measuring {test.name}")
+            with device_errors():
+                measured = measure(
+                    test,
+                    tokens[: test.n_ctx],
+                    ours=ours,
+                    peer=peer,
+                    repetitions=request.repetitions,
+                )
+            printer.row(as_row(setup, measured, known))
+        _announce("measuring the memory's bandwidth")
         _add_totals(request, lm, tests, printer.rows)
-    printer.foot()
+    finally:
+        printer.foot()
+    if abort():  # in the last call, or since
+        raise KeyboardInterrupt
 
 
 def _setup(request: BenchRequest, ours: OurSide) -> dict[str, Any]:
@@ -290,18 +331,20 @@ def _sweep(request: BenchRequest) -> None:
 
     assert request.sweep is not None
     printer = _Printer(request, peer={"name": request.peer} if request.peer else None)
-    for value in request.values:
-        with waiting(f"{request.sweep} {value}"):
+    try:
+        for value in request.values:
+            _announce(f"measuring with {request.sweep} {value}")
             rows = bench_in_process(request.argv(value))
-        if not printer.rows:
-            printer.head({**rows[0], "flags": " ".join(request.argv())})
-        for row in rows:
-            printer.row(row)
-    printer.foot()
+            if not printer.rows:
+                printer.head({**rows[0], "flags": " ".join(request.argv())})
+            for row in rows:
+                printer.row(row)
+    finally:
+        printer.foot()
     if request.plot is not None:
         from minfer_jax.bench.plot import save_plot
 
-        save_plot(Path(request.plot), printer.rows, _SWEEPS[request.sweep])
+        save_plot(Path(request.plot), printer.rows, _SWEEPS[request.sweep].key)
         note(f"plot written to {request.plot}")
 
 
@@ -326,8 +369,11 @@ def _profile(
     tokens = random_tokens(lm.n_ctx, lm.model.hp.n_vocab)
     profiles = []
     for test in tests:
-        with waiting(f"Tracing decode steps at depth {test.n_depth}"), device_errors():
+        _announce(f"tracing decode steps at depth {test.n_depth}")
+        with device_errors():
             profiles.append(profile_decode(test, tokens[: test.n_ctx], ours))
+    if abort():  # in the last step, or since
+        raise KeyboardInterrupt
     if request.output == "json":
         print(json.dumps([{**setup, **asdict(p)} for p in profiles], indent=2, ensure_ascii=False))
         return
@@ -361,12 +407,21 @@ class _Printer:
             print(self._table.row(row), flush=True)
 
     def foot(self) -> None:
+        """What belongs to the rows so far; nothing if there are none."""
+        if not self.rows:
+            return
         from minfer_jax.bench.report import as_csv, as_json, foot_lines
 
         if self._format == "md":
             print("\n".join(["", *foot_lines(self.rows)]))
         else:
             print(as_json(self.rows) if self._format == "json" else as_csv(self.rows))
+
+
+def _announce(work: str) -> None:
+    """A line on a terminal. What moves there would take time from what is measured."""
+    if sys.stderr.isatty():
+        print(f"{work}...", file=sys.stderr)
 
 
 def _within(flag: str, value: int, low: int, high: int) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from minfer_jax.errors import UsageError
 from minfer_jax.sampling.params import SamplingParams
-
-_MAX_THREADS = 1024
+from minfer_jax.settings import MAX_THREADS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +68,10 @@ def read_prompt(sources: Mapping[str, str]) -> str:
     return utf8_text("the prompt", data)
 
 
-def check_threads(threads: int | None) -> None:
-    """Raise `UsageError` unless `-t` is a number of threads that a machine could have, or unset."""
-    if threads is not None and not 1 <= threads <= _MAX_THREADS:
-        raise UsageError(f"-t/--threads is {threads}; allowed: 1 to {_MAX_THREADS}")
+def check_threads(threads: int | None, flag: str = "-t/--threads") -> None:
+    """Raise `UsageError` unless `flag` is unset or as many threads as a machine could have."""
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"{flag} is {threads}; allowed: 1 to {MAX_THREADS}")
 
 
 def argument_bytes(value: str) -> bytes:

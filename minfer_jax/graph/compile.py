@@ -36,6 +36,7 @@ def compile_step(
     params: GraphParams,
     args: tuple,
     file: disk.GraphFile | None = None,
+    load: Callable[[disk.GraphFile], jax.stages.Compiled | None] = disk.load,
 ) -> CompiledGraph:
     """One step for `args`, arrays or `ShapeDtypeStruct`s: out of `file`, or compiled and put there.
 
@@ -43,7 +44,7 @@ def compile_step(
     evicted graphs alive.
     """
     started = time.perf_counter()
-    if file is not None and (stored := disk.load(file)) is not None:
+    if file is not None and (stored := load(file)) is not None:
         return CompiledGraph(stored, 0.0, time.perf_counter() - started, 1, 0)
     jitted = jax.jit(make_step(), static_argnums=0, donate_argnums=2)
     lowered = jitted.lower(params, *args)

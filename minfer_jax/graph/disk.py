@@ -14,11 +14,10 @@ import pickle
 import platform
 import sys
 import tempfile
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import numpy as np
 from jaxlib.xla_client import CompileOptions
 
 from minfer_jax.device import threads
+from minfer_jax.settings import libtpu_flags
 
 MAX_BYTES = 512 << 20
 """What all folders under a root may hold together; those used longest ago go first."""
@@ -37,10 +37,21 @@ _ROOMS = ("gguf", "graph", "memory", "models", "ops")
 """Rooms of this package whose source decides what a trace is."""
 _IRRELEVANT = (
     "jax_compilation_cache",
+    "jax_compiler_detailed",
+    "jax_cpu_enable_async_dispatch",  # how the client calls an executable
+    "jax_debug_log",
+    "jax_dump_ir",
     "jax_enable_compilation_cache",
+    "jax_explain_cache_misses",
+    "jax_include_debug_info_in_dumps",
+    "jax_include_full_tracebacks",
     "jax_log",
     "jax_persistent_cache",
-    "jax_platforms",  # the device in use is part of the key by itself
+    "jax_platform",  # the device in use is part of the key by itself
+    "jax_pprint",
+    "jax_raise_persistent_cache_errors",
+    "jax_traceback",
+    "jax_tracer_error",
 )
 """What names of jax's settings begin with that change no executable."""
 _FAILURES = (
@@ -49,6 +60,7 @@ _FAILURES = (
     AttributeError,
     EOFError,
     ImportError,
+    LookupError,  # of a device, by its id
     NotImplementedError,
     TypeError,
     ValueError,
@@ -65,7 +77,7 @@ class GraphFile:
 
     @property
     def line(self) -> str:
-        """The files that stand in for each other: the same model's and kind's, the newest last."""
+        """What the names of files that may stand in for each other begin with."""
         return self.path.name.rpartition("-")[0]
 
 
@@ -77,9 +89,11 @@ def enable(root: Path) -> Path | None:
     folder = root / cache_key()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if folder.is_symlink() or (hasattr(os, "getuid") and folder.stat().st_uid != os.getuid()):
+        status = folder.lstat()
+        if folder.is_symlink() or (hasattr(os, "getuid") and status.st_uid != os.getuid()):
             return None
-        folder.chmod(0o700)
+        if status.st_mode & 0o077:  # else left alone: it may be on a disk that is read-only
+            folder.chmod(0o700)
     except OSError:
         return None
     return folder
@@ -90,43 +104,62 @@ def graph_file(
 ) -> GraphFile | None:
     """The place under `root` of a graph of `model`; None if there is no folder to be used.
 
+    `kind` is common to graphs of which the one used last is a fair guess at the one used next.
     `identity` is all that the graph depends on beside the process's own settings, the device and
     this package's source; its parts' `repr` must tell them apart.
     """
     folder = enable(root)
     if folder is None:
         return None
+    try:
+        surroundings = _surroundings(device)
+    except OSError:  # of the package's source
+        return None
     key = hashlib.sha256()
-    for part in (*identity, *_surroundings(device)):
+    for part in (*identity, *surroundings):
         text = repr(part).encode()
         key.update(len(text).to_bytes(8, "little") + text)
-    return GraphFile(folder / f"{_line(model, kind)}-{key.hexdigest()[:32]}{_SUFFIX}", device)
+    name = f"{_line(model, kind, device)}-{key.hexdigest()[:32]}{_SUFFIX}"
+    return GraphFile(folder / name, device)
+
+
+def newest(root: Path, model: Path, kind: str, device: Any) -> GraphFile | None:
+    """The file that was used last, whatever its graph's identity; None if there is none."""
+    folder = enable(root)
+    if folder is None:
+        return None
+    found = _files(folder, f"{_line(model, kind, device)}-*{_SUFFIX}")
+    path = max(found, key=lambda path: found[path].st_mtime_ns, default=None)
+    return None if path is None else GraphFile(path, device)
 
 
 def load(file: GraphFile) -> jax.stages.Compiled | None:
-    """The executable, or None if it has to be compiled. A file that cannot be read is removed."""
-    guess = _ahead.pop(file.line, None)
-    compiled = guess[1].result() if guess is not None and guess[0] == file else _read(file)
-    if compiled is not None:
-        with suppress(OSError):
-            os.utime(file.path)  # for `_newest` and `_evict`
-    return compiled
+    """The executable, or None if it has to be compiled. A file that cannot be used is removed."""
+    data = _contents(file)
+    if data is None:
+        return None
+    if not _is_sound(data):
+        print(f"note: dropped a damaged file of a compiled graph: {file.path}", file=sys.stderr)
+    elif (compiled := _executable(data, file.device)) is not None:
+        mark_used(file)
+        return compiled
+    _remove(file.path)
+    return None
 
 
-def read_ahead(root: Path, model: Path, kinds: Iterable[str], device: Any) -> None:
-    """Begin to load what `model` used last of each kind, beside the caller.
+def peek(file: GraphFile) -> jax.stages.Compiled | None:
+    """The executable, or None if there is none that can be used here and now.
 
-    A guess, which costs nothing that the caller waits for: `load` takes what was loaded only if it
-    is asked for that very file. The interpreter's lock is free during most of it.
+    For guesses: the file stays as it is, because what cannot be used here may be good elsewhere.
     """
-    folder = enable(root)
-    newest = [_newest(folder, _line(model, kind)) for kind in kinds] if folder else []
-    files = [GraphFile(path, device) for path in newest if path is not None]
-    _ahead.clear()
-    if files:
-        pool = ThreadPoolExecutor(len(files), thread_name_prefix="graphs")
-        _ahead.update((file.line, (file, pool.submit(_read, file))) for file in files)
-        pool.shutdown(wait=False)
+    data = _contents(file)
+    return _executable(data, file.device) if data is not None and _is_sound(data) else None
+
+
+def mark_used(file: GraphFile) -> None:
+    """Make a file the newest of its line, and the last one to be evicted."""
+    with suppress(OSError):
+        os.utime(file.path)
 
 
 def save(file: GraphFile, compiled: jax.stages.Compiled) -> None:
@@ -166,51 +199,58 @@ def cache_key() -> str:
     return f"jax{jax.__version__}-jaxlib{jaxlib_version}-{platform.machine()}-{features}"
 
 
-_ahead: dict[str, tuple[GraphFile, Future[jax.stages.Compiled | None]]] = {}
-"""What `read_ahead` has begun, by the line of files that it stands in."""
 _hits = [0]
 
 
-def _read(file: GraphFile) -> jax.stages.Compiled | None:
+def _contents(file: GraphFile) -> memoryview | None:
     try:
-        data = file.path.read_bytes()
+        return memoryview(file.path.read_bytes())
     except OSError:
         return None
-    if hashlib.sha256(data[_SUM_BYTES:]).digest() != data[:_SUM_BYTES]:
-        print(f"note: dropped a damaged file of a compiled graph: {file.path}", file=sys.stderr)
-        _remove(file.path)
-        return None
+
+
+def _is_sound(data: memoryview) -> bool:
+    return hashlib.sha256(data[_SUM_BYTES:]).digest() == data[:_SUM_BYTES]
+
+
+def _executable(data: memoryview, device: Any) -> jax.stages.Compiled | None:
     try:
         from jax.experimental.serialize_executable import deserialize_and_load
 
-        payload, in_tree, out_tree = pickle.loads(memoryview(data)[_SUM_BYTES:])
+        payload, in_tree, out_tree = pickle.loads(data[_SUM_BYTES:])
         return deserialize_and_load(
-            payload,
-            in_tree,
-            out_tree,
-            backend=file.device.client,
-            execution_devices=[file.device],
+            payload, in_tree, out_tree, backend=device.client, execution_devices=[device]
         )
     except _FAILURES:
-        _remove(file.path)
         return None
 
 
 def _surroundings(device: Any) -> tuple[object, ...]:
     """What shapes an executable beside its graph: settings, device, source."""
     settings = {
-        name: getattr(jax.config, name)
+        # Those that jax calls flags are no attributes.
+        name: getattr(jax.config, name, jax.config.values[name])
         for name in sorted(jax.config.values)
-        if not name.startswith(_IRRELEVANT) and hasattr(jax.config, name)
+        if not name.startswith(_IRRELEVANT)
     }
     return (
         settings,
         CompileOptions().SerializeAsString(),  # XLA_FLAGS, as XLA has understood them
+        libtpu_flags(),
         threads(),
         (device.platform, device.device_kind, device.id, device.client.platform_version),
         np.__version__,
+        _version(),
         _source(),
     )
+
+
+@cache
+def _version() -> str | None:
+    try:
+        return version("minfer-jax")
+    except PackageNotFoundError:  # run from its source
+        return None
 
 
 @cache
@@ -224,27 +264,29 @@ def _source() -> str:
     return digest.hexdigest()
 
 
-def _line(model: Path, kind: str) -> str:
-    return f"{hashlib.sha256(os.fsencode(model)).hexdigest()[:12]}-{kind}"
-
-
-def _newest(folder: Path, line: str) -> Path | None:
-    try:
-        found = [(path.stat().st_mtime_ns, path) for path in folder.glob(f"{line}-*{_SUFFIX}")]
-    except OSError:  # removed meanwhile
-        return None
-    return max(found)[1] if found else None
+def _line(model: Path, kind: str, device: Any) -> str:
+    return f"{hashlib.sha256(os.fsencode(model)).hexdigest()[:12]}-{device.platform}-{kind}"
 
 
 def _evict(root: Path) -> None:
     """Remove the files that were used longest ago, of whatever version, beyond `MAX_BYTES`."""
     folders = [folder for folder in root.iterdir() if folder.is_dir() and not folder.is_symlink()]
-    found = [(path.stat(), path) for folder in folders for path in folder.iterdir()]
+    found = {path: status for folder in folders for path, status in _files(folder, "*").items()}
     room = MAX_BYTES
-    for status, path in sorted(found, key=lambda entry: entry[0].st_mtime_ns, reverse=True):
-        room -= status.st_size
+    for path in sorted(found, key=lambda path: found[path].st_mtime_ns, reverse=True):
+        room -= found[path].st_size
         if room < 0:
             _remove(path)
+
+
+def _files(folder: Path, pattern: str) -> dict[Path, os.stat_result]:
+    """Those that are there, and stay so: other processes remove files, too."""
+    found = {}
+    with suppress(OSError):
+        for path in folder.glob(pattern):
+            with suppress(OSError):
+                found[path] = path.stat()
+    return found
 
 
 def _remove(path: Path) -> None:
@@ -268,6 +310,6 @@ def _cpu_features() -> str:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:
         return f"{platform.processor()} {platform.version()}"
-    wanted = ("flags", "Features", "model name", "CPU part")
+    wanted = ("flags", "Features", "model name", "CPU implementer", "CPU part", "isa")
     lines = {line for line in info.splitlines() if line.startswith(wanted)}
     return "\n".join(sorted(lines))

@@ -15,10 +15,11 @@ from jax import Array
 from minfer_jax.device import Device
 from minfer_jax.gguf import GGUFFile
 from minfer_jax.graph import disk
+from minfer_jax.graph.ahead import Ahead
 from minfer_jax.graph.cache import GraphCache, GraphEntry
 from minfer_jax.graph.compile import CompiledGraph, Step, compile_step, verify_structural
 from minfer_jax.graph.inputs import Rows
-from minfer_jax.graph.params import GraphParams
+from minfer_jax.graph.params import GraphParams, GType
 from minfer_jax.memory.kv_view import KVView
 from minfer_jax.models.forward import Forward
 from minfer_jax.models.native_forward import NativeForward
@@ -55,7 +56,12 @@ class Model:
         self.device = device
         self._family = architecture(file)
         self.hp = self._family.hparams(file)
+        self._form = form
         self._forward = NativeForward if form is WeightForm.TILED else Forward
+        if form is WeightForm.TILED:
+            register_targets()  # before an executable that names them is loaded
+        kinds = map(self._kind, GType)
+        self._ahead = Ahead(settings.xla_dir, file.path, kinds, device)  # while weights are packed
         self.weights = load_weights(file, self._family.tensors(self.hp), device, form, progress)
         self.weights_version = 0
         self._settings = settings
@@ -102,9 +108,8 @@ class Model:
         args = (self.weights.leaves, geometry.regions, *inputs)
         if self._settings.verify_graph:
             verify_structural(self.make_step, params, args)
-        if self._forward is NativeForward:
-            register_targets()  # before an executable that names them is loaded
-        return compile_step(self.make_step, params, args, self._graph_file(geometry, params))
+        file = self._graph_file(geometry, params)
+        return compile_step(self.make_step, params, args, file, self._ahead.load)
 
     def _graph_file(self, geometry: Geometry, params: GraphParams) -> disk.GraphFile | None:
         """Where the graph is kept on disk: named after everything that a trace of it reads."""
@@ -118,5 +123,9 @@ class Model:
             view.ranges,
             [(leaf.shape, leaf.dtype) for leaf in self.weights.leaves],
         )
-        root, kind = self._settings.xla_dir, params.gtype.value
+        root, kind = self._settings.xla_dir, self._kind(params.gtype)
         return disk.graph_file(root, self.path, kind, self.device, identity)
+
+    def _kind(self, gtype: GType) -> str:
+        """Of which graphs one may stand in for another, as far as the disk can tell."""
+        return f"{self._form.value}-{gtype.value}"

@@ -89,16 +89,22 @@ def load_tiny(
     return lm
 
 
-@pytest.fixture(params=["avx512", "avx2", "portable"])
-def kernels(request: pytest.FixtureRequest) -> "Iterator[Library]":
-    """The native kernels, in one variant after the other; afterwards in the best one again."""
+@pytest.fixture(scope="session")
+def native_library() -> "Library":
+    """The native kernels."""
     from minfer_jax.ops.cpu.library import library
 
     found = library()
     if found is None:
         _unavailable("the native kernels were not built")
-    if request.param not in found.variants:
+    return found
+
+
+@pytest.fixture(params=["avx512", "avx2", "portable"])
+def kernels(request: pytest.FixtureRequest, native_library: "Library") -> "Iterator[Library]":
+    """The native kernels, in one variant after the other; afterwards in the best one again."""
+    if request.param not in native_library.variants:
         pytest.skip(f"{request.param} kernels do not run here")
-    found.use(request.param)
-    yield found
-    found.use(found.variants[0])
+    native_library.use(request.param)
+    yield native_library
+    native_library.use(native_library.variants[0])

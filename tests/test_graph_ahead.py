@@ -9,11 +9,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from minfer_jax.graph import disk
 from minfer_jax.graph.ahead import Ahead
-from minfer_jax.ops.cpu.library import library
 
 MODEL = Path("a/model.gguf")
 CPU = jax.devices("cpu")[0]
@@ -122,8 +120,7 @@ if not ahead.files:
 """
 
 
-@pytest.mark.skipif(library() is None, reason="the native kernels were not built")
-def test_an_executable_whose_native_target_is_missing_stays(tmp_path):
+def test_an_executable_whose_native_target_is_missing_stays(tmp_path, native_library):
     """As a process without the kernels, or one that wants another form, finds it."""
 
     def run(how: str) -> str:

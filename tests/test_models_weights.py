@@ -12,7 +12,6 @@ from minfer_jax.gguf import GGMLType, open_gguf
 from minfer_jax.models import llama
 from minfer_jax.models.packing import WeightForm
 from minfer_jax.models.weights import RowRange, load_weights
-from minfer_jax.ops.cpu.library import library
 from minfer_jax.ops.qtensor import QTensor
 
 ARCH = "llama-gqa-dense"  # two layers; 256 rows of Q, 64 of K and of V, 384 of gate and of up
@@ -117,10 +116,14 @@ def test_every_matrix_has_the_values_of_the_file(mixed, view):
         np.testing.assert_array_equal(values, file_values(mixed, name), err_msg=name)
 
 
-@pytest.mark.parametrize("form", WeightForm)
+@pytest.fixture(params=WeightForm)
+def form(request):
+    if request.param is WeightForm.TILED:
+        request.getfixturevalue("native_library")
+    return request.param
+
+
 def test_rows_taken_from_any_form_have_the_values_of_the_file(mixed, wanted, device, form):
-    if form is WeightForm.TILED and library() is None:
-        pytest.skip("the native kernels were not built")
     loaded = load_weights(mixed, wanted, device, form)
     view = loaded.view(loaded.leaves)
     take = jax.jit(lambda matrix, ids: matrix.take(ids))
@@ -194,7 +197,6 @@ def test_every_leaf_is_aligned(loaded):
     assert {leaf.unsafe_buffer_pointer() % 64 for leaf in loaded.leaves} == {0}
 
 
-@pytest.mark.parametrize("form", WeightForm)
 def test_every_step_gets_each_array_once(mixed, wanted, device, form):
     loaded = load_weights(mixed, wanted, device, form)
     assert len({id(leaf) for leaf in loaded.leaves}) == len(loaded.leaves)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf.quants import dequantize as oracle_dequantize
+from random_blocks import random_blocks
 
 from minfer_jax.gguf import BLOCK_FORMATS, GGMLType, dequantize
 from minfer_jax.ops.cpu.library import library, n_tiles
@@ -19,30 +20,12 @@ SIZES = (1, 7, 16, 40)
 TYPES = [pytest.param(type_, id=type_.name) for type_ in BLOCK_FORMATS]
 FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 MIXED = (GGMLType.Q4_K, GGMLType.F16, GGMLType.Q6_K, GGMLType.Q8_0)
-HALVES = np.dtype("<f2")
 GROUP = 16
 """Activations that share a scale."""
 ROUNDING = 5e-6  # of the results' standard deviation: float32 sums in another order
 
 multiply = jax.jit(linear, static_argnames="gate")
 gather = jax.jit(lambda table, ids: table.take(ids))
-
-
-def stored(type_, n_out, n_in=N_IN, seed=0):
-    """Random blocks as a file stores them, uint8 [n_out, row bytes], with scales near 1/100."""
-    fmt = BLOCK_FORMATS[type_]
-    rng = np.random.default_rng(seed)
-    raw = rng.integers(0, 256, (n_out, n_in // fmt.block * fmt.nbytes), np.uint8)
-    blocks = raw.view(fmt.layout)
-    for name in fmt.layout.names or ():
-        if fmt.layout[name].base == HALVES:
-            blocks[name] = rng.normal(size=blocks[name].shape) * 0.01
-    if type_ == GGMLType.F32:
-        blocks["values"] = rng.normal(size=blocks["values"].shape)
-    if type_ == GGMLType.BF16:  # the upper halves of float32 numbers
-        floats = rng.normal(size=blocks["bits"].shape).astype(np.float32)
-        blocks["bits"] = floats.view(np.uint32) >> 16
-    return raw
 
 
 def tiled(type_, *raws, n_in=N_IN):
@@ -63,7 +46,7 @@ def values(type_, raw, n_in=N_IN):
 @cache
 def matrix(type_, n_out, n_in=N_IN):
     """A tiled matrix and its values, float64 [n_out, n_in]."""
-    raw = stored(type_, n_out, n_in, seed=n_out)
+    raw = random_blocks(type_, n_out, n_in, seed=n_out)
     return tiled(type_, raw, n_in=n_in), values(type_, raw, n_in)
 
 
@@ -150,7 +133,7 @@ def test_zero_activations_give_zeros(kernels, type_, n):
 @pytest.mark.parametrize("n", [1, 5])
 @pytest.mark.parametrize("type_", TYPES)
 def test_zero_blocks_give_zeros(kernels, type_, n):
-    raw = stored(type_, 20)
+    raw = random_blocks(type_, 20, N_IN)
     raw[3:18] = 0
     w = values(type_, raw)
     assert not w[3:18].any()
@@ -163,7 +146,7 @@ def test_zero_blocks_give_zeros(kernels, type_, n):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("type_", TYPES)
 def test_a_bad_scale_harms_its_own_column_alone(kernels, type_, bad, n):
-    raw = stored(type_, 20)
+    raw = random_blocks(type_, 20, N_IN)
     good = np.asarray(multiply(rows(n), (tiled(type_, raw),)))
     blocks = raw.view(BLOCK_FORMATS[type_].layout)
     if type_ == GGMLType.BF16:
@@ -205,7 +188,7 @@ def test_parts_of_several_types(kernels, n):
 @pytest.mark.parametrize("n", [1, 5])
 @pytest.mark.parametrize("type_", [GGMLType.F32, GGMLType.Q5_1, GGMLType.Q3_K])
 def test_parts_of_one_array_begin_at_their_own_tiles(kernels, type_, n):
-    raws = [stored(type_, size, seed=size) for size in (20, 16, 7)]
+    raws = [random_blocks(type_, size, N_IN, seed=size) for size in (20, 16, 7)]
     joined = tiled(type_, *raws)
     assert joined.shape == (64, N_IN)
     x = rows(n)
@@ -347,7 +330,7 @@ def test_activations_near_nothing_give_nearly_nothing(kernels, type_, size, n):
 
 @pytest.mark.parametrize("type_", TYPES)
 def test_take(kernels, type_):
-    raw = stored(type_, 40)
+    raw = random_blocks(type_, 40, N_IN)
     table = tiled(type_, raw)
     ids = np.array([39, 0, 15, 16, 31, 32, 7, 7], np.int32)
     reference = oracle_dequantize(raw, gguf.GGMLQuantizationType(int(type_)))[ids]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
+from random_blocks import random_blocks
 
 from minfer_jax.gguf import BLOCK_FORMATS, GGMLType, dequantize
 from minfer_jax.ops import linear
@@ -13,24 +14,12 @@ from minfer_jax.ops.qtensor import QTensor
 
 N_IN = 256
 FORMATS = [pytest.param(type_, id=type_.name) for type_ in BLOCK_FORMATS]
-HALVES = np.dtype("<f2")
 
 
 def packed(type_, n_out, n_in=N_IN, seed=0):
     """Random blocks with scales near 1/100, and the float64 values they stand for."""
-    fmt = BLOCK_FORMATS[type_]
-    rng = np.random.default_rng(seed)
-    raw = rng.integers(0, 256, (n_out, n_in // fmt.block * fmt.nbytes), np.uint8)
-    blocks = raw.view(fmt.layout)
-    for name in fmt.layout.names or ():
-        if fmt.layout[name].base == HALVES:
-            blocks[name] = rng.normal(size=blocks[name].shape) * 0.01
-    if type_ == GGMLType.F32:
-        blocks["values"] = rng.normal(size=blocks["values"].shape)
-    if type_ == GGMLType.BF16:  # the upper halves of float32 numbers
-        floats = rng.normal(size=blocks["bits"].shape).astype(np.float32)
-        blocks["bits"] = floats.view(np.uint32) >> 16
-    planes = {name: jnp.asarray(plane) for name, plane in fmt.unpack(raw).items()}
+    raw = random_blocks(type_, n_out, n_in, seed)
+    planes = {name: jnp.asarray(plane) for name, plane in BLOCK_FORMATS[type_].unpack(raw).items()}
     w = dequantize(raw, type_, n_in).astype(np.float64)
     assert np.isfinite(w).all() and w.std() > 1e-3
     return QTensor(planes, type_, (n_out, n_in)), w

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_blocks import random_blocks
 
 from minfer_jax.gguf import BLOCK_FORMATS, GGMLType, dequantize
 from minfer_jax.ops import unrolled
@@ -11,24 +12,6 @@ from minfer_jax.ops.unrolled import UnrolledTensor, pack
 
 FORMATS = [pytest.param(type_, id=type_.name) for type_ in BLOCK_FORMATS]
 QUANTIZED = [pytest.param(t, id=t.name) for t, f in BLOCK_FORMATS.items() if f.block > 1]
-HALVES = np.dtype("<f2")
-
-
-def random_raw(type_, n_out, n_in=256, seed=0):
-    """Random blocks with scales near 1/100."""
-    fmt = BLOCK_FORMATS[type_]
-    rng = np.random.default_rng(seed)
-    raw = rng.integers(0, 256, (n_out, n_in // fmt.block * fmt.nbytes), np.uint8)
-    blocks = raw.view(fmt.layout)
-    for name in fmt.layout.names or ():
-        if fmt.layout[name].base == HALVES:
-            blocks[name] = rng.normal(size=blocks[name].shape) * 0.01
-    if type_ == GGMLType.F32:
-        blocks["values"] = rng.normal(size=blocks["values"].shape)
-    if type_ == GGMLType.BF16:  # the upper halves of float32 numbers
-        floats = rng.normal(size=blocks["bits"].shape).astype(np.float32)
-        blocks["bits"] = floats.view(np.uint32) >> 16
-    return raw
 
 
 def tensor(raws, type_, n_in):
@@ -38,7 +21,7 @@ def tensor(raws, type_, n_in):
 
 def weight(type_, n_out, n_in=256, seed=0):
     """A packed random matrix and its values, dequantized from the file's blocks."""
-    raw = random_raw(type_, n_out, n_in, seed)
+    raw = random_blocks(type_, n_out, n_in, seed)
     return tensor([raw], type_, n_in), dequantize(raw, type_, n_in)
 
 
@@ -69,7 +52,7 @@ def check(x, w, values):
 
 @pytest.mark.parametrize("type_", FORMATS)
 def test_taken_rows_are_the_files_values_bit_for_bit(type_):
-    first, second = random_raw(type_, 5, 512), random_raw(type_, 8, 512, seed=1)
+    first, second = random_blocks(type_, 5, 512), random_blocks(type_, 8, 512, seed=1)
     w = tensor([first, second], type_, 512)
     values = dequantize(np.concatenate([first, second]), type_, 512)
     ids = [12, 0, 4, 5, 5, 11]
@@ -137,7 +120,7 @@ def test_a_range_of_rows_reads_the_same_planes(monkeypatch, type_):
 def test_hand_worked_blocks():
     # Q4_0: d = 2, value 0 is 9 - 8, value 16 is 7 - 8, all others 8 - 8.
     raw = np.zeros((1, 18), np.uint8)
-    raw[0, :2] = np.array([2.0], HALVES).view(np.uint8)
+    raw[0, :2] = np.array([2.0], np.float16).view(np.uint8)
     raw[0, 2:] = 0x88
     raw[0, 2] = 0x79
     w = tensor([raw], GGMLType.Q4_0, 32)
@@ -153,9 +136,9 @@ def test_hand_worked_blocks():
 @pytest.mark.parametrize("type_", QUANTIZED)
 def test_zero_scales_are_zeros(type_, n):
     fmt = BLOCK_FORMATS[type_]
-    raw = random_raw(type_, 3)
+    raw = random_blocks(type_, 3, 256)
     for name in fmt.layout.names or ():
-        if fmt.layout[name].base == HALVES:
+        if fmt.layout[name].base == np.float16:
             raw.view(fmt.layout)[name] = 0
     w = tensor([raw], type_, 256)
     np.testing.assert_array_equal(matmul(rows(n), w), np.zeros((n, 3), np.float32))
@@ -166,7 +149,7 @@ def test_zero_scales_are_zeros(type_, n):
 @pytest.mark.parametrize("type_", QUANTIZED)
 def test_a_damaged_scale_harms_its_own_row(monkeypatch, type_, bad, n_out):
     monkeypatch.setattr(unrolled, "PARTIAL_BYTES", 4 * 16 * 600)  # two parts of 1100 rows
-    raw = random_raw(type_, n_out)
+    raw = random_blocks(type_, n_out, 256)
     raw.view(BLOCK_FORMATS[type_].layout)["d"][0, 0] = bad
     w = tensor([raw], type_, 256)
     others = np.arange(n_out) != 0
@@ -180,7 +163,7 @@ def test_a_damaged_scale_harms_its_own_row(monkeypatch, type_, bad, n_out):
 def test_planes_are_as_large_as_the_file():
     larger = {GGMLType.Q3_K: 114 / 110, GGMLType.Q4_K: 148 / 144, GGMLType.Q5_K: 180 / 176}
     for type_ in BLOCK_FORMATS:
-        raw = random_raw(type_, 6, 512)
+        raw = random_blocks(type_, 6, 512)
         nbytes = sum(plane.nbytes for plane in pack([raw], type_).values())
         assert nbytes == pytest.approx(raw.nbytes * larger.get(type_, 1.0))
 

@@ -21,7 +21,14 @@ constexpr int kRows = 2;  // of activations at a time: each takes four of the 16
 #include "norm.inc"
 
 #include "formats.inc"
+
+#include "products.inc"
+
 #include "linear.inc"
+
+#include "heads.inc"
+
+#include "attend_few.inc"
 
 #include "attention.inc"
 }  // namespace

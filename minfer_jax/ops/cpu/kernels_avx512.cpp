@@ -23,7 +23,14 @@ constexpr int kRows = 8;  // of activations at a time: twice as many accumulator
 #include "norm.inc"
 
 #include "formats.inc"
+
+#include "products.inc"
+
 #include "linear.inc"
+
+#include "heads.inc"
+
+#include "attend_few.inc"
 
 #include "attention.inc"
 }  // namespace

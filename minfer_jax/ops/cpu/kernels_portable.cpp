@@ -16,7 +16,14 @@ constexpr int kRows = 2;  // of activations at a time
 #include "norm.inc"
 
 #include "formats.inc"
+
+#include "products.inc"
+
 #include "linear.inc"
+
+#include "heads.inc"
+
+#include "attend_few.inc"
 
 #include "attention.inc"
 }  // namespace

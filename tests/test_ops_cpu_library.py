@@ -1,5 +1,6 @@
 """The compiled library: sizes and bytes of tiles, variants, and when it is used at all."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
@@ -32,10 +33,10 @@ def file_bytes(type_, n_out, n_in):
     return n_out * n_in // block * nbytes
 
 
-def packed(kernels, type_, n_in, *raws):
+def packed(kernels, type_, n_in, *raws, pool=None):
     tiles = sum(n_tiles(len(raw)) for raw in raws)
     out = np.full(tiles * kernels.tile_bytes(type_, n_in), 0xAA, np.uint8)
-    kernels.pack(raws, type_, n_in, out)
+    kernels.pack(raws, type_, n_in, out, pool)
     return out
 
 
@@ -119,9 +120,11 @@ def test_every_part_begins_a_tile(kernels, type_):
 @pytest.mark.parametrize("type_", [GGMLType.Q8_0, GGMLType.Q4_K])
 def test_what_several_threads_pack_is_what_one_packs(kernels, type_):
     raw = random_raw(type_, 2000, 1536)
-    assert raw.nbytes > module._PACK_BYTES
+    assert raw.nbytes > 4 * module._PACK_BYTES
     tiles = [packed(kernels, type_, 1536, raw[i : i + 16]) for i in range(0, 2000, 16)]
-    np.testing.assert_array_equal(packed(kernels, type_, 1536, raw), np.concatenate(tiles))
+    with ThreadPoolExecutor(3) as pool:
+        together = packed(kernels, type_, 1536, raw, pool=pool)
+    np.testing.assert_array_equal(together, np.concatenate(tiles))
 
 
 @ONE_VARIANT

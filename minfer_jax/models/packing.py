@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 
-from minfer_jax.device import Device
+from minfer_jax.device import Device, threads
 from minfer_jax.errors import UsageError
 from minfer_jax.gguf import BLOCK_FORMATS, GGMLType, GGUFFile, TensorInfo
 from minfer_jax.ops.cpu.library import TILE_ROWS, library, n_tiles, register_targets
@@ -119,10 +120,11 @@ def _tiled(file: GGUFFile, groups: list[Group], device: Device, packed: Packed) 
     ]
     starts = np.cumsum([0, *sizes]).tolist()
     memory = _empty((starts[-1],), np.dtype(np.uint8))
-    for group, start, size in zip(groups, starts, sizes, strict=False):
-        n_in = _shape(group)[1]
-        kernels.pack(_raw(file, group), _type(group), n_in, memory[start : start + size])
-        packed(group)
+    with ThreadPoolExecutor(threads(), thread_name_prefix="pack") as pool:
+        for group, start, size in zip(groups, starts, sizes, strict=False):
+            n_in, out = _shape(group)[1], memory[start : start + size]
+            kernels.pack(_raw(file, group), _type(group), n_in, out, pool)
+            packed(group)
     memory.flags.writeable = False
     array = jax.device_put(memory, device)
     return [

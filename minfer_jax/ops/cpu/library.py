@@ -9,14 +9,13 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from minfer_jax.device import threads
 from minfer_jax.errors import UsageError
 from minfer_jax.gguf import GGMLType
 
@@ -25,7 +24,7 @@ LAYOUT = 1
 tiles.h: a library that was built from other sources is not used."""
 TILE_ROWS = 16
 _TARGETS = ("linear", "take", "add_normed", "attend")
-_PACK_BYTES = 1 << 20  # of a file, that a thread packs at a time
+_PACK_BYTES = 1 << 18  # of a file, that a thread packs at a time: a small matrix is several jobs
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,17 @@ class Library:
         return self.dll.minfer_tile_size(type_.value, n_cols)
 
     def pack(
-        self, parts: Sequence[np.ndarray], type_: GGMLType, n_cols: int, out: np.ndarray
+        self,
+        parts: Sequence[np.ndarray],
+        type_: GGMLType,
+        n_cols: int,
+        out: np.ndarray,
+        pool: Executor | None = None,
     ) -> None:
         """Pack matrices, each uint8 [rows, row_bytes] as the file stores it, one below the other.
 
-        Every part starts a new tile. `out` is uint8, `tile_bytes` for each tile.
+        Every part starts a new tile. `out` is uint8, `tile_bytes` for each tile. With a `pool` its
+        threads share the work.
         """
         size = self.tile_bytes(type_, n_cols)
         jobs = []
@@ -72,9 +77,9 @@ class Library:
             to = out.ctypes.data + offset
             self.dll.minfer_pack(type_.value, raw.ctypes.data, rows, n_cols, first, last, to)
 
-        with ThreadPoolExecutor(min(len(jobs), threads())) as pool:
-            for _ in pool.map(run, jobs):  # ctypes lets go of the interpreter's lock
-                pass
+        # ctypes lets go of the interpreter's lock.
+        for _ in pool.map(run, jobs) if pool else map(run, jobs):
+            pass
 
     def _names(self) -> list[str]:
         names = []

@@ -101,8 +101,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 # Mean KL divergence of llama.cpp's default path (int8 activations, float16 KV) from its own
-# float32 logits on the same tokens, measured with llama-cpp-python 0.3.36 on AVX-512.
-LLAMA_CPP_KL = {"smollm2": 0.00227, "gemma3": 0.00276}
+# float32 logits on the same tokens, measured with llama-cpp-python 0.3.36 on AVX-512: over all of
+# them, and over the greedy ones, which here are decoded one by one.
+LLAMA_CPP_KL = {"smollm2": (0.00227, 0.00295), "gemma3": (0.00276, 0.00190)}
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3"])
@@ -111,10 +112,14 @@ def test_the_fast_mode_stays_close_to_exact(name, request, tmp_path):
     settings = Settings(home=tmp_path)
     exact = load(path, n_ctx=512, exact=True, settings=settings).context(n_ctx=512)
     fast = load(path, n_ctx=512, settings=settings).context(n_ctx=512)
-    kl, agree = [], []
+    kl, agree, decoded = [], [], []
     for prompt in Golden(name).prompts.values():
         a, b = (log_softmax(teacher_forced(context, prompt)) for context in (exact, fast))
         kl.append((np.exp(a) * (a - b)).sum(axis=1))
         agree.append(a.argmax(axis=1) == b.argmax(axis=1))
-    assert np.concatenate(kl).mean() < min(0.01, LLAMA_CPP_KL[name])
-    assert np.concatenate(agree).mean() >= 0.97
+        decoded.append(np.arange(len(a)) >= len(prompt["ids"]))
+    kl, agree, decoded = (np.concatenate(x) for x in (kl, agree, decoded))
+    assert decoded.sum() == 192
+    for rows, llama_cpp in zip((slice(None), decoded), LLAMA_CPP_KL[name], strict=True):
+        assert kl[rows].mean() < min(0.01, llama_cpp)
+        assert agree[rows].mean() >= 0.97

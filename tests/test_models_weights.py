@@ -197,6 +197,24 @@ def test_every_leaf_is_aligned(loaded):
     assert {leaf.unsafe_buffer_pointer() % 64 for leaf in loaded.leaves} == {0}
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_only_a_head_of_q8_0_is_split(tmp_path, device, native_library, own):
+    spec = read_spec("llama-dense")
+    quantize = dict.fromkeys(("token_embd.weight", "output.weight", "attn_output.weight"), "Q8_0")
+    path = write_tiny(
+        spec, tmp_path / "a.gguf", quantize=quantize, drop=() if own else ("output.weight",)
+    )
+    file = open_gguf(path)
+    wanted = llama.tensors(llama.hparams(file))
+    for split_head in (True, False):
+        loaded = load_weights(file, wanted, device, WeightForm.TILED, split_head=split_head)
+        view = loaded.view(loaded.leaves)
+        split = {name for name in view.ranges if view.matrix(name).split}
+        assert split == ({"output.weight" if own else "token_embd.weight"} if split_head else set())
+        values = jax.jit(lambda m, ids: m.take(ids))(view.matrix("token_embd.weight"), np.arange(3))
+        np.testing.assert_array_equal(values, file_values(file, "token_embd.weight")[:3])
+
+
 def test_every_step_gets_each_array_once(mixed, wanted, device, form):
     loaded = load_weights(mixed, wanted, device, form)
     assert len({id(leaf) for leaf in loaded.leaves}) == len(loaded.leaves)

@@ -101,6 +101,32 @@ def test_bytes_of_a_q8_0_block(kernels):
 
 
 @ONE_VARIANT
+def test_bytes_of_a_split_q8_0_block(kernels):
+    """Upper five bits as in Q5_0; behind all such tiles the lower three, as in Q3_K's quants."""
+    raw = np.zeros((20, 34), np.uint8)
+    raw[:, 2:] = 128  # 0, once 128 is added
+    raw[17, :2] = [0x34, 0x12]
+    quants = np.arange(32, dtype=np.uint8) * 8 + np.arange(32, dtype=np.uint8) % 8
+    raw[17, 2:] = quants ^ 128
+    size = kernels.tile_bytes(GGMLType.Q8_0, 32, split=True)
+    assert kernels.tile_parts(GGMLType.Q8_0, 32, split=True) == (64 + 320, 192)
+    tiles = np.full(2 * size, 0xAA, np.uint8)
+    kernels.pack([raw], GGMLType.Q8_0, 32, tiles, split=True)
+    upper, lower = tiles[: 2 * 384].reshape(2, 384), tiles[2 * 384 :].reshape(2, 192)
+    np.testing.assert_array_equal(upper[1, 2:4], [0x34, 0x12])
+    assert not upper[0, 64:].any() and not lower[0].any()
+    row = upper[1, 64:].reshape(5, 16, 4)[:, 1]
+    nibbles = row[:4].reshape(16)
+    high = np.arange(32) & 15  # bits 3 to 6 of the quants
+    np.testing.assert_array_equal(nibbles, high[:16] | high[16:] << 4)
+    np.testing.assert_array_equal(row[4], [0xF0] * 4)  # bit 7 of columns 4i + b, i from 4 on
+    row = lower[1].reshape(3, 16, 4)[:, 1]
+    # Columns 4i + b have b in their lower two bits, and bit 2 where i is odd.
+    np.testing.assert_array_equal(row[:2], [[0b00000000, 0b01010101, 0b10101010, 0b11111111]] * 2)
+    np.testing.assert_array_equal(row[2], [0b10101010] * 4)
+
+
+@ONE_VARIANT
 def test_bytes_of_float_rows_stand_column_by_column(kernels):
     raw = np.arange(16 * 3, dtype=np.float32).reshape(16, 3)
     tile = packed(kernels, GGMLType.F32, 3, raw.view(np.uint8))

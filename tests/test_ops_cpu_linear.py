@@ -24,7 +24,7 @@ GROUP = 16
 """Activations that share a scale."""
 ROUNDING = 5e-6  # of the results' standard deviation: float32 sums in another order
 
-multiply = jax.jit(linear, static_argnames="gate")
+multiply = jax.jit(linear, static_argnames=("gate", "margin"))
 gather = jax.jit(lambda table, ids: table.take(ids))
 
 
@@ -37,6 +37,16 @@ def tiled(type_, *raws, n_in=N_IN):
     kernels.pack(raws, type_, n_in, out)
     n_out = len(raws[0]) if len(raws) == 1 else 16 * tiles
     return TiledTensor(jnp.asarray(out), type_, (n_out, n_in))
+
+
+def split(raw, n_in=N_IN):
+    """A Q8_0 matrix with the lower bits of its quants apart."""
+    kernels = library()
+    assert kernels is not None
+    size = kernels.tile_bytes(GGMLType.Q8_0, n_in, split=True)
+    out = np.empty(n_tiles(len(raw)) * size, np.uint8)
+    kernels.pack([raw], GGMLType.Q8_0, n_in, out, split=True)
+    return TiledTensor(jnp.asarray(out), GGMLType.Q8_0, (len(raw), n_in), split=True)
 
 
 def values(type_, raw, n_in=N_IN):
@@ -398,3 +408,116 @@ def test_adding_a_norm(kernels, n_in, n):
     reference = x.astype(np.float64) + normed(y, weight, 0.25)
     assert out.dtype == np.float32 and out.shape == (n, n_in)
     np.testing.assert_allclose(out, reference, rtol=1e-6, atol=1e-6)
+
+
+N_HEAD = 2037
+"""Rows of a head: 128 tiles, the last of which has five."""
+FEW = 3
+"""Rows of activations up to which lower bits are left out."""
+
+
+@cache
+def head(scale=1.0, n_out=N_HEAD, n_in=N_IN):
+    """A Q8_0 matrix whole and split, and what its upper bits alone stand for, float64."""
+    w = np.random.default_rng(5).normal(size=(n_out, n_in)) * scale
+    raw = gguf.quants.quantize(w.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+    raw = np.ascontiguousarray(raw).view(np.uint8)
+    blocks = raw.reshape(n_out, -1, 34)
+    d = np.ascontiguousarray(blocks[:, :, :2]).view(np.float16).astype(np.float64)
+    upper = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8) // 8
+    rough = (d * (8 * upper + 3.5)).reshape(n_out, n_in)
+    return tiled(GGMLType.Q8_0, raw, n_in=n_in), split(raw, n_in), rough
+
+
+def tiles_of(flags):
+    """[n, N_HEAD] -> [n, tiles]: whether a tile has one that is set."""
+    padded = np.pad(flags, ((0, 0), (0, -N_HEAD % 16)))
+    return padded.reshape(len(flags), -1, 16).any(axis=-1)
+
+
+def spread(tiles):
+    return np.repeat(tiles, 16, axis=1)[:, :N_HEAD]
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 9])
+def test_a_split_matrix_has_the_whole_one_s_products(kernels, n):
+    whole, parts, _ = head()
+    x = rows(n)
+    assert_same_bits(multiply(x, (parts,)), multiply(x, (whole,)))
+
+
+def test_a_split_matrix_has_the_whole_one_s_rows(kernels):
+    whole, parts, _ = head()
+    ids = np.array([0, 15, 16, 1234, N_HEAD - 1], np.int32)
+    assert_same_bits(gather(parts, ids), gather(whole, ids))
+
+
+@pytest.mark.parametrize("n", range(1, FEW + 1))
+def test_with_a_margin_lower_bits_count_near_the_largest(kernels, n):
+    whole, parts, rough = head(0.1)
+    x, margin = rows(n), 3.0
+    exact = np.asarray(multiply(x, (whole,)))
+    coarse = rounded(x) @ rough.T
+    y = np.asarray(multiply(x, (parts,), margin=margin))
+    below = coarse.max(axis=1, keepdims=True) - coarse
+    near = tiles_of(below < margin)
+    assert (near.sum(axis=1) > 0).all() and not near.all(axis=1).any()
+    # The few at the edge may go either way: the kernel's sums are float32.
+    far = ~tiles_of(below < margin + 1e-4)
+    assert (near | far).mean() > 0.99
+    assert_same_bits(y[spread(near)], exact[spread(near)])
+    assert np.abs(y - coarse)[spread(far)].max() < ROUNDING * coarse.std()
+    assert not np.array_equal(y, exact)
+    # How rough: 2.3 of 127 steps of the largest weight of 32.
+    assert np.std((y - exact)[spread(far)]) < 0.05 * exact.std()
+
+
+def test_more_rows_than_a_few_read_all_bits(kernels):
+    whole, parts, _ = head(0.1)
+    x = rows(FEW + 1)
+    assert_same_bits(multiply(x, (parts,), margin=3.0), multiply(x, (whole,)))
+
+
+def test_the_margin_shrinks_while_more_than_512_tiles_are_near(kernels):
+    whole, parts, rough = head(0.25, n_out=16 * 800, n_in=64)
+    x = rows(1, 64)
+    coarse = rounded(x) @ rough.T
+    tops = coarse.reshape(-1, 16).max(axis=1)
+    below = tops.max() - tops
+    allowed = max(m for m in range(1, 20) if (below < m).sum() <= 512)
+    assert 0 < (below < allowed).sum() < 512 < (below < allowed + 1).sum()
+    y = np.asarray(multiply(x, (parts,), margin=20.0))
+    near = np.repeat(below < allowed - 1e-4, 16)[None]
+    assert_same_bits(y[near], np.asarray(multiply(x, (whole,)))[near])
+    far = np.repeat(below > allowed + 1e-4, 16)[None]
+    assert np.abs(y - coarse)[far].max() < ROUNDING * coarse.std()
+    assert (near | far).mean() > 0.99
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it_with_a_margin(kernels):
+    _, parts, _ = head(0.1)
+    x = rows(FEW)
+    alone = [multiply(x[i : i + 1], (parts,), margin=3.0) for i in range(FEW)]
+    assert_same_bits(multiply(x, (parts,), margin=3.0), np.concatenate(alone))
+
+
+def test_a_nan_and_an_infinity_reach_the_outputs_of_a_split_matrix(kernels):
+    _, parts, _ = head()
+    x = rows(2)
+    x[0, 5] = np.nan
+    y = np.asarray(multiply(x, (parts,), margin=3.0))
+    assert np.isnan(y[0]).all() and np.isfinite(y[1]).all()
+    raw = np.zeros((40, N_IN // 32, 34), np.uint8)
+    raw[:, :, 2:] = 1
+    raw[:, :, 1] = 0x3C  # 1
+    raw[33, 0, 1] = 0x7C  # infinity
+    y = np.asarray(
+        multiply(np.ones((1, N_IN), np.float32), (split(raw.reshape(40, -1)),), margin=1.0)
+    )
+    assert np.isposinf(y[0, 33]) and np.isfinite(np.delete(y[0], 33)).all()
+
+
+def test_a_margin_takes_one_part(kernels):
+    whole, parts, _ = head()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="a margin takes one part and no gate"):
+        np.asarray(linear(rows(1), (whole, parts), margin=1.0))

@@ -13,7 +13,7 @@ from minfer_jax.device import threads
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.models.model import Model
 from minfer_jax.models.packing import Matrix
-from minfer_jax.ops.cpu.library import library, n_tiles
+from minfer_jax.models.weights import head_of
 from minfer_jax.ops.cpu.tiled import TiledTensor
 
 # The file types (`general.file_type`) whose name is not that of most of its tensors.
@@ -98,19 +98,20 @@ def describe(context: Context, *, n_ubatch: int, exact: bool, flags: str) -> Set
 
 def weights_read(model: Model) -> int:
     """Bytes of weights, as they lie in memory, that a decode step reads: all but the table of
-    embeddings, of which it needs one row, unless that table is the head, too."""
+    embeddings, of which it needs one row, unless that table is the head, too, and but the lower
+    bits of a split head, of which it needs 512 tiles at most."""
     weights = model.weights.view(model.weights.leaves)
-    own_head = "output.weight" in weights
-    return model.weights.nbytes - (_nbytes(weights.packed("token_embd.weight")) if own_head else 0)
+    head, table = weights.packed(head_of(weights)), weights.packed("token_embd.weight")
+    unread = 0 if table is head else _nbytes(table)
+    if isinstance(head, TiledTensor) and head.split:
+        unread += head.lower_nbytes
+    return model.weights.nbytes - unread
 
 
 def _nbytes(matrix: Matrix) -> int:
-    if not isinstance(matrix, TiledTensor):
-        return sum(plane.nbytes for plane in matrix.planes.values())
-    kernels = library()
-    assert kernels is not None
-    rows, n_in = matrix.shape
-    return kernels.tile_bytes(matrix.type, n_in) * n_tiles(rows)
+    if isinstance(matrix, TiledTensor):
+        return matrix.nbytes
+    return sum(plane.nbytes for plane in matrix.planes.values())
 
 
 def _our_version() -> str:

@@ -18,7 +18,7 @@ from minfer_jax.graph.params import GraphParams
 from minfer_jax.memory.kv_view import KVView
 from minfer_jax.models.hparams import HParams
 from minfer_jax.models.packing import Matrix
-from minfer_jax.models.weights import WeightView
+from minfer_jax.models.weights import WeightView, head_of
 from minfer_jax.ops.activation import gelu, silu, softcap
 from minfer_jax.ops.linear import ACCELERATOR_CHUNK, CPU_CHUNK, matmul
 from minfer_jax.ops.norm import rms_norm
@@ -150,13 +150,14 @@ class Forward:
         """The final norm and the head: float32 [n_out, n_vocab]."""
         with jax.named_scope("output"):
             normed = self._norm(x, "output_norm.weight")
-            # Without a head of its own a model reads its embeddings again.
-            own = "output.weight" in self._weights
-            head = self._weights.matrix("output.weight" if own else "token_embd.weight")
-            logits = self._matmul(normed, head)
+            logits = self._head(normed, self._weights.matrix(head_of(self._weights)))
             if "output.bias" in self._weights:
                 logits = logits + self._weights.vector("output.bias")[None, :]
             return softcap(logits, self._hp.final_softcap)
+
+    def _head(self, x: Activations, head: Matrix) -> Array:
+        """The logits before bias and cap."""
+        return self._matmul(x, head)
 
     def _tables(self, spec: RopeSpec) -> tuple[Array, Array]:
         """Angles of the rows' positions, one table for all layers that rotate alike."""

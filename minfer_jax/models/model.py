@@ -62,7 +62,12 @@ class Model:
             register_targets()  # before an executable that names them is loaded
         kinds = map(self._kind, GType)
         self._ahead = Ahead(settings.xla_dir, file.path, kinds, device)  # while weights are packed
-        self.weights = load_weights(file, self._family.tensors(self.hp), device, form, progress)
+        # With a bias, a cap or a scale behind the head, its products are not yet at the distances
+        # that tell a likely token from an unlikely one.
+        plain_head = not self.hp.final_softcap and "output.bias" not in file.tensors
+        self.weights = load_weights(
+            file, self._family.tensors(self.hp), device, form, progress, split_head=plain_head
+        )
         self.weights_version = 0
         self._settings = settings
         self._on_build = on_build

@@ -15,6 +15,9 @@ from minfer_jax.models.forward import Activations, Forward, gate_up_names, qkv_n
 from minfer_jax.models.packing import Matrix
 from minfer_jax.ops.cpu.tiled import Normed, TiledTensor, add_normed, linear
 
+_HEAD_MARGIN = 10.0
+"""Of a split head: tokens exp(10) times less likely than the best may have rough logits."""
+
 
 class NativeForward(Forward):
     """A `Forward` over tiled weights, on the CPU."""
@@ -24,6 +27,9 @@ class NativeForward(Forward):
 
     def _norm(self, x: Array, weight: str) -> Normed:
         return Normed(x, self._weights.vector(weight), self._hp.norm_eps)
+
+    def _head(self, x: Activations, head: Matrix) -> Array:
+        return linear(x, [_tiled(head)], margin=_HEAD_MARGIN)
 
     def add_normed(self, x: Array, y: Array, il: int, name: str) -> Array:
         with jax.named_scope(name):

@@ -17,7 +17,7 @@ import numpy as np
 from minfer_jax.device import Device, threads
 from minfer_jax.errors import UsageError
 from minfer_jax.gguf import BLOCK_FORMATS, GGMLType, GGUFFile, TensorInfo
-from minfer_jax.ops.cpu.library import TILE_ROWS, library, n_tiles, register_targets
+from minfer_jax.ops.cpu.library import TILE_ROWS, can_split, library, n_tiles, register_targets
 from minfer_jax.ops.cpu.tiled import TiledTensor
 from minfer_jax.ops.qtensor import QTensor
 from minfer_jax.ops.unrolled import UnrolledTensor
@@ -68,10 +68,22 @@ def weight_form(device: Device, *, exact: bool, kernels: str) -> WeightForm:
 
 
 def pack_matrices(
-    form: WeightForm, file: GGUFFile, groups: list[Group], device: Device, packed: Packed
+    form: WeightForm,
+    file: GGUFFile,
+    groups: list[Group],
+    device: Device,
+    packed: Packed,
+    head: str | None = None,
 ) -> list[Matrix]:
-    """A matrix on `device` for each group of tensors."""
-    return _PACKERS[form](file, groups, device, packed)
+    """A matrix on `device` for each group of tensors.
+
+    Of the tensor called `head`, products of few rows need most values only roughly: its tiles have
+    the lower bits of quants apart where the type allows it.
+    """
+    if form is WeightForm.TILED:
+        return _tiled(file, groups, device, packed, head)
+    pack = _planes if form is WeightForm.PLANES else _unrolled
+    return pack(file, groups, device, packed)
 
 
 def padded_rows(form: WeightForm, n: int) -> int:
@@ -107,37 +119,33 @@ def _unrolled(file: GGUFFile, groups: list[Group], device: Device, packed: Packe
     return [matrix(group) for group in groups]
 
 
-def _tiled(file: GGUFFile, groups: list[Group], device: Device, packed: Packed) -> list[Matrix]:
+def _tiled(
+    file: GGUFFile, groups: list[Group], device: Device, packed: Packed, head: str | None
+) -> list[Matrix]:
     """All tiles lie in one array: an argument of every step instead of hundreds, and a piece of
     memory that the system gives large pages, with which a decode step takes a tenth less time.
     """
     kernels = library()
     assert kernels is not None
     tiles = [sum(n_tiles(info.shape[0]) for info in group) for group in groups]
+    splits = [[info.name for info in g] == [head] and can_split(_type(g)) for g in groups]
     sizes = [
-        n * kernels.tile_bytes(_type(group), _shape(group)[1])
-        for n, group in zip(tiles, groups, strict=True)
+        n * kernels.tile_bytes(_type(group), _shape(group)[1], split=split)
+        for n, group, split in zip(tiles, groups, splits, strict=True)
     ]
     starts = np.cumsum([0, *sizes]).tolist()
     memory = _empty((starts[-1],), np.dtype(np.uint8))
     with ThreadPoolExecutor(threads(), thread_name_prefix="pack") as pool:
-        for group, start, size in zip(groups, starts, sizes, strict=False):
+        for group, split, start, size in zip(groups, splits, starts, sizes, strict=False):
             n_in, out = _shape(group)[1], memory[start : start + size]
-            kernels.pack(_raw(file, group), _type(group), n_in, out, pool)
+            kernels.pack(_raw(file, group), _type(group), n_in, out, pool, split=split)
             packed(group)
     memory.flags.writeable = False
     array = jax.device_put(memory, device)
     return [
-        TiledTensor(array, _type(group), (n * TILE_ROWS, _shape(group)[1]), start)
-        for group, n, start in zip(groups, tiles, starts, strict=False)
+        TiledTensor(array, _type(group), (n * TILE_ROWS, _shape(group)[1]), start, split)
+        for group, n, start, split in zip(groups, tiles, starts, splits, strict=False)
     ]
-
-
-_PACKERS: dict[WeightForm, Callable[[GGUFFile, list[Group], Device, Packed], list[Matrix]]] = {
-    WeightForm.PLANES: _planes,
-    WeightForm.UNROLLED: _unrolled,
-    WeightForm.TILED: _tiled,
-}
 
 
 def _type(group: Group) -> GGMLType:

@@ -7,7 +7,7 @@ which serves the fused and the separate form alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -64,6 +64,12 @@ class WeightView:
         return value
 
 
+def head_of(names: Container[str]) -> str:
+    """The tensor that makes the logits: without a head of its own a model reads its embeddings
+    again."""
+    return "output.weight" if "output.weight" in names else "token_embd.weight"
+
+
 class Weights:
     """A model's weights on one device, flattened once: every step gets the same flat tuple.
 
@@ -96,8 +102,13 @@ def load_weights(
     device: Device,
     form: WeightForm,
     progress: Progress | None = None,
+    *,
+    split_head: bool = False,
 ) -> Weights:
     """Pack every wanted tensor of `file` onto `device`; raises as `check_tensors`.
+
+    With `split_head` a decode step may read only the upper bits of the head where a logit is far
+    below the largest. For models whose logits are the head's product and nothing more.
 
     On the CPU the packed host arrays are the device's; elsewhere each is let go once it has been
     copied.
@@ -116,8 +127,9 @@ def load_weights(
     matrices = [members for members in groups if len(members[0].shape) == 2]
     arrays: dict[str, Matrix | Array] = {}
     ranges: dict[str, RowRange] = {}
+    head = head_of(infos) if split_head else None
     for members, matrix in zip(
-        matrices, pack_matrices(form, file, matrices, device, packed), strict=True
+        matrices, pack_matrices(form, file, matrices, device, packed, head), strict=True
     ):
         array = "+".join(info.name for info in members)
         arrays[array] = matrix

@@ -8,9 +8,11 @@
 
 namespace minfer {
 
-// Rows of a tiled matrix (see tiles.h); `data` is the first one's tile.
+// Rows of a tiled matrix (see tiles.h); `data` is the first one's tile, `lower` its second tile if
+// the type is split.
 struct Part {
   const uint8_t* data;
+  const uint8_t* lower;
   int32_t type;  // as ggml numbers its types
   int64_t rows;
 };
@@ -27,6 +29,9 @@ struct LinearArgs {
   const Part* parts;
   int32_t n_parts;
   Gate gate;
+  // Above 0, for a single part of a split type and few rows: all bits of the weights count only for
+  // what lies within `margin`, in whole units, of its row's largest (refine.inc).
+  float margin;
   float* y;
 };
 

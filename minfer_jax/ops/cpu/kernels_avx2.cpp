@@ -26,6 +26,10 @@ constexpr int kRows = 2;  // of activations at a time: each takes four of the 16
 
 #include "linear.inc"
 
+#include "refine.inc"
+
+#include "calls.inc"
+
 #include "heads.inc"
 
 #include "attend_few.inc"

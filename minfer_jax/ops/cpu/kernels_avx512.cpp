@@ -28,6 +28,10 @@ constexpr int kRows = 8;  // of activations at a time: twice as many accumulator
 
 #include "linear.inc"
 
+#include "refine.inc"
+
+#include "calls.inc"
+
 #include "heads.inc"
 
 #include "attend_few.inc"

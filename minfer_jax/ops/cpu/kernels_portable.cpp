@@ -21,6 +21,10 @@ constexpr int kRows = 2;  // of activations at a time
 
 #include "linear.inc"
 
+#include "refine.inc"
+
+#include "calls.inc"
+
 #include "heads.inc"
 
 #include "attend_few.inc"

@@ -19,10 +19,11 @@ import numpy as np
 from minfer_jax.errors import UsageError
 from minfer_jax.gguf import GGMLType
 
-LAYOUT = 1
+LAYOUT = 2
 """Raised whenever tiles or the arguments of a target change, together with kLayoutVersion in
 tiles.h: a library that was built from other sources is not used."""
 TILE_ROWS = 16
+_SPLIT = {GGMLType.Q8_0: 1008}  # kQ8_0Split in tiles.h
 _TARGETS = ("linear", "take", "add_normed", "attend")
 _PACK_BYTES = 1 << 18  # of a file, that a thread packs at a time: a small matrix is several jobs
 
@@ -42,9 +43,14 @@ class Library:
             )
         self.dll.minfer_use(self._names().index(variant))
 
-    def tile_bytes(self, type_: GGMLType, n_cols: int) -> int:
+    def tile_bytes(self, type_: GGMLType, n_cols: int, *, split: bool = False) -> int:
         """Bytes of 16 rows of `n_cols` columns; 0 if the type has no tiles."""
-        return self.dll.minfer_tile_size(type_.value, n_cols)
+        return sum(self.tile_parts(type_, n_cols, split=split))
+
+    def tile_parts(self, type_: GGMLType, n_cols: int, *, split: bool) -> tuple[int, int]:
+        """The same of the first and, for a split matrix, the second part."""
+        code = type_code(type_, split)
+        return self.dll.minfer_tile_size(code, n_cols), self.dll.minfer_lower_size(code, n_cols)
 
     def pack(
         self,
@@ -53,13 +59,16 @@ class Library:
         n_cols: int,
         out: np.ndarray,
         pool: Executor | None = None,
+        *,
+        split: bool = False,
     ) -> None:
         """Pack matrices, each uint8 [rows, row_bytes] as the file stores it, one below the other.
 
-        Every part starts a new tile. `out` is uint8, `tile_bytes` for each tile. With a `pool` its
-        threads share the work.
+        Every part starts a new tile; a split matrix is one part. `out` is uint8, `tile_bytes` for
+        each tile. With a `pool` its threads share the work.
         """
-        size = self.tile_bytes(type_, n_cols)
+        assert not split or len(parts) == 1
+        size, code = self.tile_bytes(type_, n_cols, split=split), type_code(type_, split)
         jobs = []
         start = 0
         for raw in parts:
@@ -75,7 +84,7 @@ class Library:
         def run(job: tuple[np.ndarray, int, int, int, int]) -> None:
             raw, rows, first, last, offset = job
             to = out.ctypes.data + offset
-            self.dll.minfer_pack(type_.value, raw.ctypes.data, rows, n_cols, first, last, to)
+            self.dll.minfer_pack(code, raw.ctypes.data, rows, n_cols, first, last, to)
 
         # ctypes lets go of the interpreter's lock.
         for _ in pool.map(run, jobs) if pool else map(run, jobs):
@@ -86,6 +95,16 @@ class Library:
         while name := self.dll.minfer_variant(len(names)):
             names.append(name.decode())
         return names
+
+
+def can_split(type_: GGMLType) -> bool:
+    """Whether tiles of this type can have the lower bits of their quants apart."""
+    return type_ in _SPLIT
+
+
+def type_code(type_: GGMLType, split: bool) -> int:
+    """What the kernels call the type, in one piece or split."""
+    return _SPLIT[type_] if split else type_.value
 
 
 def n_tiles(rows: int) -> int:
@@ -147,6 +166,7 @@ def _declare(dll: ctypes.CDLL) -> None:
         "minfer_use": (None, [i32]),
         "minfer_layout": (i32, []),
         "minfer_tile_size": (i64, [i32, i64]),
+        "minfer_lower_size": (i64, [i32, i64]),
         "minfer_pack": (None, [i32, address, i64, i64, i64, i64, address]),
     }
     for name, (result, arguments) in signatures.items():

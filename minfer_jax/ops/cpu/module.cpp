@@ -56,19 +56,21 @@ constexpr int kMaxParts = 8;
 Part part_of(ffi::Buffer<ffi::U8> array, int32_t type, int64_t offset, int64_t rows, int64_t k) {
   const Layout* layout = find_layout(type);
   if (!layout || k < 1 || k % layout->columns || rows < 1 || offset < 0) return {};
-  int64_t end = offset + (rows + kTileRows - 1) / kTileRows * tile_size(*layout, k);
+  int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  int64_t end = offset + matrix_size(*layout, tiles, k);
   if (end > static_cast<int64_t>(array.element_count())) return {};
-  return {array.typed_data() + offset, type, rows};
+  const uint8_t* data = array.typed_data() + offset;
+  return {data, data + tiles * tile_size(*layout, k), type, rows};
 }
 
 ffi::Error linear(ffi::ThreadPool xla, F32Buffer x, ffi::RemainingArgs arrays,
                   ffi::Span<const int32_t> part_array, ffi::Span<const int32_t> part_type,
                   ffi::Span<const int64_t> part_offset, ffi::Span<const int64_t> part_rows,
-                  int32_t gate, float eps, ffi::Result<F32Buffer> y) {
+                  int32_t gate, float eps, float margin, ffi::Result<F32Buffer> y) {
   LinearArgs a{};
   a.n = x.dimensions()[0], a.k = x.dimensions()[1];
   a.x = x.typed_data(), a.y = y->typed_data();
-  a.gate = static_cast<Gate>(gate), a.eps = eps;
+  a.gate = static_cast<Gate>(gate), a.eps = eps, a.margin = margin;
   a.n_parts = static_cast<int32_t>(part_type.size());
   Part parts[kMaxParts];
   size_t n_parts = part_type.size();
@@ -87,6 +89,9 @@ ffi::Error linear(ffi::ThreadPool xla, F32Buffer x, ffi::RemainingArgs arrays,
   }
   if (gate && (n_parts != 2 || parts[0].rows != parts[1].rows)) {
     return ffi::Error::InvalidArgument("a gate takes two parts of equally many rows");
+  }
+  if (margin > 0.0f && (n_parts != 1 || gate)) {
+    return ffi::Error::InvalidArgument("a margin takes one part and no gate");
   }
   if (y->dimensions()[1] != (gate ? columns / 2 : columns)) {
     return ffi::Error::InvalidArgument("the result has not as many columns as there are rows");
@@ -177,6 +182,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_linear, minfer::linear,
                                   .Attr<ffi::Span<const int64_t>>("part_rows")
                                   .Attr<int32_t>("gate")
                                   .Attr<float>("eps")
+                                  .Attr<float>("margin")
                                   .Ret<minfer::F32Buffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_take, minfer::take,
@@ -243,6 +249,12 @@ int32_t minfer_layout() { return minfer::kLayoutVersion; }
 int64_t minfer_tile_size(int32_t type, int64_t k) {
   const minfer::Layout* layout = minfer::find_layout(type);
   return layout && k > 0 && k % layout->columns == 0 ? minfer::tile_size(*layout, k) : 0;
+}
+
+// Bytes of the second tile: 0 but for split types.
+int64_t minfer_lower_size(int32_t type, int64_t k) {
+  const minfer::Layout* layout = minfer::find_layout(type);
+  return layout && k > 0 ? minfer::lower_size(*layout, k) : 0;
 }
 
 void minfer_pack(int32_t type, const uint8_t* raw, int64_t rows, int64_t k, int64_t first,

@@ -40,9 +40,40 @@ void nibbles(uint8_t* q, int row, const uint8_t* qs) {
   for (int j = 0; j < 4; ++j) store32(at(q, j, row), load32(qs + 4 * j));
 }
 
-void pack_32(int32_t type, const uint8_t* block, int row, uint8_t* scales, uint8_t* q) {
+// Two bits of each column, taken at `shift` from 32 bytes, into the 2-bit plane at `vector`.
+void crumbs(uint8_t* q, int vector, int row, const uint8_t* from, int shift) {
+  for (int i = 0; i < 8; ++i) {
+    uint32_t pair = load32(from + 4 * i) >> shift & 0x03030303u;
+    uint8_t* to = at(q, vector + i / 4, row);
+    store32(to, (i % 4 ? load32(to) : 0) | pair << (2 * (i % 4)));
+  }
+}
+
+// One bit of each column, bit `group` of 32 bytes, into the 1-bit plane at `vector`.
+void bits(uint8_t* q, int vector, int row, const uint8_t* from, int group) {
+  store32(at(q, vector, row), 0);
+  for (int i = 0; i < 8; ++i) {
+    or32(at(q, vector, row), (load32(from + 4 * i) >> group & 0x01010101u) << i);
+  }
+}
+
+// `q` and `lower` are the block's first and second tile's quants.
+void pack_32(int32_t type, const uint8_t* block, int row, uint8_t* scales, uint8_t* q,
+             uint8_t* lower) {
   half(scales, 0, row, block);
   switch (type) {
+    case kQ8_0Split: {
+      uint8_t raised[32];
+      for (int c = 0; c < 32; ++c) raised[c] = block[2 + c] ^ 0x80;
+      for (int j = 0; j < 4; ++j) {
+        uint32_t a = load32(raised + 4 * j) >> 3 & 0x0f0f0f0fu;
+        uint32_t b = load32(raised + 16 + 4 * j) >> 3 & 0x0f0f0f0fu;
+        store32(at(q, j, row), a | b << 4);
+      }
+      bits(q, 4, row, raised, 7);
+      crumbs(lower, 0, row, raised, 0);
+      return bits(lower, 2, row, raised, 2);
+    }
     case kQ4_0:
       return nibbles(q, row, block + 2);
     case kQ4_1:
@@ -71,23 +102,6 @@ void k_nibbles(uint8_t* q, int group, int row, const uint8_t* qs) {
   }
 }
 
-// Two bits of each column, taken at `shift` from 32 bytes, into the 2-bit plane at `vector`.
-void crumbs(uint8_t* q, int vector, int row, const uint8_t* from, int shift) {
-  for (int i = 0; i < 8; ++i) {
-    uint32_t pair = load32(from + 4 * i) >> shift & 0x03030303u;
-    uint8_t* to = at(q, vector + i / 4, row);
-    store32(to, (i % 4 ? load32(to) : 0) | pair << (2 * (i % 4)));
-  }
-}
-
-// One bit of each column, bit `group` of 32 bytes, into the 1-bit plane at `vector`.
-void k_bits(uint8_t* q, int vector, int row, const uint8_t* from, int group) {
-  store32(at(q, vector, row), 0);
-  for (int i = 0; i < 8; ++i) {
-    or32(at(q, vector, row), (load32(from + 4 * i) >> group & 0x01010101u) << i);
-  }
-}
-
 // Sub-scale and sub-minimum of a group out of the 12 bytes of Q4_K and Q5_K, 6 bits each.
 void k_scales(uint8_t* scales, int row, const uint8_t* s) {
   for (int g = 0; g < 8; ++g) {
@@ -111,7 +125,7 @@ void pack_256(int32_t type, const uint8_t* block, int row, uint8_t* scales, uint
       const uint8_t* qs = block + 16 + (type == kQ5_K ? 32 : 0);
       for (int g = 0; g < 8; ++g) {
         k_nibbles(q + size * g, g, row, qs);
-        if (type == kQ5_K) k_bits(q + size * g, 4, row, block + 16, g);
+        if (type == kQ5_K) bits(q + size * g, 4, row, block + 16, g);
       }
       return;
     }
@@ -140,7 +154,7 @@ void pack_256(int32_t type, const uint8_t* block, int row, uint8_t* scales, uint
       }
       for (int g = 0; g < 8; ++g) {
         crumbs(q + size * g, 0, row, block + 32 + 32 * (g / 4), 2 * (g % 4));
-        k_bits(q + size * g, 2, row, block, g);
+        bits(q + size * g, 2, row, block, g);
       }
       return;
     }
@@ -161,11 +175,16 @@ void pack_tiles(const Layout& l, const uint8_t* raw, int64_t rows, int64_t k, in
                 int64_t last, uint8_t* tiles) {
   int64_t blocks = k / l.columns, row_bytes = blocks * l.file_bytes;
   int64_t size = tile_size(l, k), scales_bytes = scales_size(l, blocks);
+  int64_t rest = lower_size(l, k);
+  uint8_t* second = tiles + (rows + kTileRows - 1) / kTileRows * size;
   for (int64_t t = first; t < last; ++t) {
     uint8_t* tile = tiles + t * size;
     int64_t left = rows - t * kTileRows;
     int filled = static_cast<int>(left < kTileRows ? left : kTileRows);
-    if (filled < kTileRows) std::memset(tile, 0, size);  // missing rows are rows of zeros
+    if (filled < kTileRows) {  // missing rows are rows of zeros
+      std::memset(tile, 0, size);
+      std::memset(second + t * rest, 0, rest);
+    }
     for (int r = 0; r < filled; ++r) {
       const uint8_t* row = raw + (t * kTileRows + r) * row_bytes;
       for (int64_t b = 0; b < blocks; ++b) {
@@ -175,7 +194,7 @@ void pack_tiles(const Layout& l, const uint8_t* raw, int64_t rows, int64_t k, in
         if (l.columns == 256) {
           pack_256(l.type, block, r, scales, q);
         } else if (l.columns == 32) {
-          pack_32(l.type, block, r, scales, q);
+          pack_32(l.type, block, r, scales, q, second + t * rest + b * l.lower_bytes);
         } else {
           std::memcpy(q + r * l.file_bytes, block, l.file_bytes);
         }

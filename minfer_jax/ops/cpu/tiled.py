@@ -6,7 +6,7 @@ A kernel runs on the CPU alone, and a graph that calls one is compiled for the C
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -16,7 +16,14 @@ import numpy as np
 from jax import Array
 
 from minfer_jax.gguf import GGMLType
-from minfer_jax.ops.cpu.library import TILE_ROWS, library, register_targets, target
+from minfer_jax.ops.cpu.library import (
+    TILE_ROWS,
+    library,
+    n_tiles,
+    register_targets,
+    target,
+    type_code,
+)
 
 _GATES = {"silu": 1, "gelu": 2}
 
@@ -24,27 +31,44 @@ _GATES = {"silu": 1, "gelu": 2}
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["tiles"],
-    meta_fields=["type", "shape", "offset"],
+    meta_fields=["type", "shape", "offset", "split"],
 )
 @dataclass(frozen=True)
 class TiledTensor:
     """A matrix [out, in] in tiles of 16 rows, which begin at byte `offset` of `tiles`.
 
-    `tiles` (uint8 [bytes]) is data, everything else is static.
+    `tiles` (uint8 [bytes]) is data, everything else is static. The lower bits of a `split` matrix
+    lie behind its upper ones, so that `linear` need not read them all.
     """
 
     tiles: Array
     type: GGMLType
     shape: tuple[int, int]
     offset: int = 0
+    split: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this matrix's tiles, both parts if it is split."""
+        return n_tiles(self.shape[0]) * sum(self._tile_bytes())
+
+    @property
+    def lower_nbytes(self) -> int:
+        """Bytes of the lower part: 0 unless it is split."""
+        return n_tiles(self.shape[0]) * self._tile_bytes()[1]
+
+    def _tile_bytes(self) -> tuple[int, int]:
+        kernels = library()
+        assert kernels is not None
+        return kernels.tile_parts(self.type, self.shape[1], split=self.split)
 
     def rows(self, start: int, stop: int) -> TiledTensor:
-        """The rows start..stop; `start` begins a tile."""
-        kernels = library()
-        assert kernels is not None and start % TILE_ROWS == 0
-        offset = start // TILE_ROWS * kernels.tile_bytes(self.type, self.shape[1])
-        shape = (stop - start, self.shape[1])
-        return TiledTensor(self.tiles, self.type, shape, self.offset + offset)
+        """The rows start..stop; `start` begins a tile. Of a split matrix, all."""
+        assert start % TILE_ROWS == 0
+        whole = start == 0 and n_tiles(stop) == n_tiles(self.shape[0])
+        assert whole or not self.split
+        offset = self.offset + start // TILE_ROWS * sum(self._tile_bytes())
+        return replace(self, shape=(stop - start, self.shape[1]), offset=offset)
 
     def take(self, ids: Array) -> Array:
         """Rows `ids` int32 [n], dequantized: float32 [n, in]. The caller has checked the ids."""
@@ -53,7 +77,7 @@ class TiledTensor:
         return call(
             ids,
             self.tiles,
-            type=np.int32(self.type.value),
+            type=np.int32(type_code(self.type, self.split)),
             offset=np.int64(self.offset),
             rows=np.int64(self.shape[0]),
         )
@@ -73,11 +97,15 @@ def linear(
     parts: Sequence[TiledTensor],
     *,
     gate: Literal["silu", "gelu"] | None = None,
+    margin: float = 0.0,
 ) -> Array:
     """x [n, in] times each part [out_i, in] transposed, side by side: float32 [n, sum of out_i].
 
     Activations are rounded to int8, a scale per 16 of them, unless the weights are floats. With
     `gate` the first half of the columns, activated, is multiplied with the second.
+
+    With a `margin` (whole, at least 1) and a single part that is split, outputs further than that
+    below their row's largest may be made of the upper five bits of each weight (`refine.inc`).
     """
     x, norm, eps = (x.x, [x.weight], x.eps) if isinstance(x, Normed) else (x, [], -1.0)
     register_targets()
@@ -96,11 +124,12 @@ def linear(
         *arrays,
         *norm,
         part_array=np.array(index, np.int32),
-        part_type=np.array([part.type.value for part in parts], np.int32),
+        part_type=np.array([type_code(part.type, part.split) for part in parts], np.int32),
         part_offset=np.array([part.offset for part in parts], np.int64),
         part_rows=np.array([part.shape[0] for part in parts], np.int64),
         gate=np.int32(_GATES[gate] if gate else 0),
         eps=np.float32(eps),
+        margin=np.float32(margin),
     )
 
 

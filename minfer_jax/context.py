@@ -1,21 +1,31 @@
 """`Context.decode`: the axis on which batch, memory and graphs meet.
 
-A context is one conversation with one model: its KV memory, the logits of its last batch and its
-counters. It knows nothing of text or sampling.
+A context is one or several sequences over one model: their KV memory, the logits of the last batch
+and counters. It knows nothing of text or sampling.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 
 import numpy as np
 from jax import Array
 
-from minfer_jax.batch import Batch, Ubatch, bucket, check_batch, split_simple
+from minfer_jax.batch import (
+    Batch,
+    CheckedBatch,
+    Ubatch,
+    bucket,
+    check_batch,
+    one_row_each,
+    split_simple,
+)
 from minfer_jax.device import Device, device_errors, host_memory
 from minfer_jax.errors import UsageError
 from minfer_jax.graph.inputs import rows_matrix
@@ -26,15 +36,17 @@ from minfer_jax.models.hparams import HParams
 from minfer_jax.models.model import Geometry, Model
 from minfer_jax.settings import Settings
 
+MAX_SEQUENCES = 256
+
 
 @dataclass
 class Perf:
     """Counters of a context. Times are wall-clock seconds without the building of graphs."""
 
     n_p_eval: int = 0
-    """Tokens evaluated in ubatches of more than one row."""
+    """Tokens evaluated in ubatches that had several of one sequence."""
     n_eval: int = 0
-    """Tokens evaluated one at a time."""
+    """Tokens evaluated in decode steps: one of a sequence at a time."""
     p_eval_seconds: float = 0.0
     eval_seconds: float = 0.0
     build_seconds: float = 0.0
@@ -50,23 +62,36 @@ class _Output:
 
 
 class Context:
-    """One sequence over one model. Not for use from two threads at once."""
+    """Sequences 0 to `n_seq_max` - 1 over one model, each with `n_ctx // n_seq_max` places.
+
+    For one caller at a time: a second thread that calls while one is within gets a `UsageError`.
+    Operations on sequences take positions `p0` <= p < `p1`; a negative `p0` means from the
+    beginning, a negative `p1` to the end.
+    """
 
     def __init__(
         self,
         model: Model,
         *,
         n_ctx: int,
+        n_seq_max: int = 1,
         n_ubatch: int = 512,
         exact: bool = False,
         flash_attn: bool = True,
         settings: Settings,
     ) -> None:
         check_sizes(n_ctx, n_ubatch)
+        _check_range("n_seq_max", n_seq_max, 1, min(n_ctx, MAX_SEQUENCES))
         self.model = model
         self.n_ctx = n_ctx
         kind = "f32" if exact else "f16"
-        self.memory = KVMemory(model.hp, n_ctx=n_ctx, kv_format=(kind, kind), device=model.device)
+        self.memory = KVMemory(
+            model.hp,
+            n_ctx=n_ctx,
+            n_seq_max=n_seq_max,
+            kv_format=(kind, kind),
+            device=model.device,
+        )
         self.n_ubatch = min(n_ubatch, self.memory.n_cells)
         self._cparams = CParams(
             n_ctx=self.memory.n_cells,
@@ -77,34 +102,45 @@ class Context:
             kv_format=(kind, kind),
             exact=exact,
         )
-        check_memory(model.hp, n_ctx, exact, model.weights.nbytes, model.device)
+        check_memory(model.hp, self.memory.n_cells, exact, model.weights.nbytes, model.device)
         geometry = Geometry(self.n_ubatch, self.memory.abstract_regions())
         self.graphs = model.graphs(geometry)
         self.perf = Perf()
         self._timing = settings.timing
         self._outputs: list[_Output] = []
         self._n_batch = 0
+        self._busy = threading.Lock()
+
+    @property
+    def n_seq_max(self) -> int:
+        return self.memory.n_seq_max
 
     def decode(self, batch: Batch, *, abort: Callable[[], bool] | None = None) -> int:
-        """Evaluate a batch: 0 done, 1 no room in the context, 2 aborted between ubatches.
+        """Evaluate a batch: 0 done, 1 no room for a sequence, 2 aborted between ubatches.
 
         Raises `BatchError` before anything changes if the batch is not valid. After 1 nothing has
         changed. After 2, and after an exception, the tokens of this call are forgotten; if a step
         failed with the regions donated to it, everything is, and the `MinferError` says so.
         """
-        token, wanted = check_batch(batch, self.model.hp.n_vocab)
-        if len(token) > self.memory.free_cells():
-            return 1
-        n_past = self.memory.n_past
-        self._outputs, self._n_batch = [], len(token)
+        with self._alone():
+            before = self.memory.lengths
+            checked = check_batch(batch, self.model.hp.n_vocab, before)
+            if int(checked.pos.max()) >= self.memory.n_ctx_seq:
+                return 1
+            return self._decode(checked, before, abort)
+
+    def _decode(
+        self, batch: CheckedBatch, before: Sequence[int], abort: Callable[[], bool] | None
+    ) -> int:
+        self._outputs, self._n_batch = [], len(batch.token)
         try:
-            for ubatch in split_simple(token, wanted, self.n_ubatch):
+            for ubatch in split_simple(batch, self.n_ubatch):
                 if abort is not None and abort():
-                    self._forget(n_past)
+                    self._forget(before)
                     return 2
                 self._run(ubatch)
         except BaseException:
-            self._forget(n_past)
+            self._forget(before)
             raise
         return 0
 
@@ -137,13 +173,87 @@ class Context:
 
     def clear(self) -> None:
         """Forget all tokens and logits."""
-        self._forget(0)
+        with self._alone():
+            self._forget([0] * self.n_seq_max)
 
-    def _forget(self, n_past: int) -> None:
-        """Go back to `n_past` tokens, or to none if the regions are lost."""
+    def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool:
+        """Forget the tokens of a sequence (-1: of every one) at positions p0 <= p < p1.
+
+        False, and nothing changed, if tokens would be left behind the removed ones.
+        """
+        with self._alone():
+            seqs = range(self.n_seq_max) if seq == -1 else [self._checked(seq)]
+            held = self.memory.lengths
+            begin = max(p0, 0)
+            for s in seqs:
+                if begin < held[s] and 0 <= p1 < held[s] and begin < p1:
+                    return False
+            for s in seqs:
+                if p1 < 0 or begin < p1:
+                    self.memory.truncate(min(begin, held[s]), s)
+            return True
+
+    def seq_cp(self, source: int, target: int, p0: int = -1, p1: int = -1) -> None:
+        """Make `target` hold what `source` holds before position p1, and nothing else.
+
+        Copies cells. Raises `UsageError` for a p0 past the beginning: a sequence has no gaps.
+        """
+        with self._alone():
+            source, target = self._checked(source), self._checked(target)
+            if p0 > 0:
+                raise UsageError(f"a copy from position {p0} would begin with a gap; use 0")
+            n = self.memory.n_past(source)
+            if source != target:
+                self._copy(source, target, n if p1 < 0 else min(p1, n))
+
+    def seq_keep(self, seq: int) -> None:
+        """Forget every sequence but this one."""
+        with self._alone():
+            kept = self._checked(seq)
+            for s in range(self.n_seq_max):
+                if s != kept:
+                    self.memory.truncate(0, s)
+
+    def seq_pos_min(self, seq: int) -> int:
+        """The first position that a sequence holds; -1 if it is empty."""
+        return 0 if self.memory.n_past(self._checked(seq)) else -1
+
+    def seq_pos_max(self, seq: int) -> int:
+        """The last position that a sequence holds; -1 if it is empty."""
+        return self.memory.n_past(self._checked(seq)) - 1
+
+    def _checked(self, seq: int) -> int:
+        _check_range("the sequence", seq, 0, self.n_seq_max - 1)
+        return int(seq)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else within: a step donates the regions that another would read."""
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("the context is in use by another call: it takes one at a time")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _copy(self, source: int, target: int, n: int) -> None:
+        try:
+            with (
+                device_errors("a copy failed and the context was cleared"),
+                interrupt_deferred(),
+            ):
+                self.memory.copy(source, target, n)
+        except Exception:
+            self.memory.drop()
+            self._outputs, self._n_batch = [], 0
+            raise
+
+    def _forget(self, lengths: Sequence[int]) -> None:
+        """Go back to these many tokens of each sequence, or to none if the regions are lost."""
         if self.memory.lost:
             self.memory.drop()
-        self.memory.truncate(min(n_past, self.memory.n_past))
+        for seq, held in enumerate(self.memory.lengths):
+            self.memory.truncate(min(lengths[seq], held), seq)
         self._outputs, self._n_batch = [], 0
 
     def _run(self, ubatch: Ubatch) -> None:
@@ -163,13 +273,13 @@ class Context:
                     logits, regions = entry.compiled.run(
                         self.model.weights.leaves, regions, *inputs
                     )
-                    self.memory.advance(regions, len(ubatch.token))
+                    self.memory.advance(regions, ubatch.seq_id.tolist())
                 logits.block_until_ready()
         except Exception:
             self.memory.drop()
             raise
         seconds = time.perf_counter() - started
-        self._count(len(ubatch.token), seconds)
+        self._count(params.gtype, len(ubatch.token), seconds)
         if len(ubatch.out):
             rows = range(1) if params.n_out == 1 else ubatch.out.tolist()
             wanted = (ubatch.out + ubatch.start).tolist()
@@ -182,35 +292,35 @@ class Context:
             )
 
     def _params(self, ubatch: Ubatch) -> GraphParams:
-        n = len(ubatch.token)
-        n_tokens = bucket(n, self.n_ubatch)
+        decode = one_row_each(ubatch.seq_id)
+        n_tokens = bucket(len(ubatch.token), self.n_ubatch, decode=decode)
         return GraphParams(
             n_tokens=n_tokens,
             n_out=1 if len(ubatch.out) <= 1 else n_tokens,
-            gtype=GType.DECODE if n == 1 else GType.PREFILL,
+            gtype=GType.DECODE if decode else GType.PREFILL,
             cparams=self._cparams,
             weights_version=self.model.weights_version,
         )
 
     def _inputs(self, ubatch: Ubatch, params: GraphParams) -> tuple[np.ndarray, np.ndarray]:
-        n = len(ubatch.token)
-        pos = np.arange(self.memory.n_past, self.memory.n_past + n, dtype=np.int32)
+        first = self.memory.first_cell(ubatch.seq_id)
+        cell = first + ubatch.pos
         rows = rows_matrix(
             params.n_tokens,
             n_cells=self.memory.n_cells,
             token=ubatch.token,
-            pos=pos,
-            cell=pos,
-            first=np.zeros(n, np.int32),
-            last=pos,
+            pos=ubatch.pos,
+            cell=cell,
+            first=first,
+            last=cell,
         )
         out_rows = np.zeros(params.n_out, np.int32)
         out_rows[: len(ubatch.out)] = ubatch.out
         return rows, out_rows
 
-    def _count(self, n: int, seconds: float) -> None:
-        if n == 1:
-            self.perf.n_eval += 1
+    def _count(self, gtype: GType, n: int, seconds: float) -> None:
+        if gtype is GType.DECODE:
+            self.perf.n_eval += n
             self.perf.eval_seconds += seconds
         else:
             self.perf.n_p_eval += n

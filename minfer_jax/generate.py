@@ -92,7 +92,7 @@ def generate(
 
 def _check_room(context: Context, n_prompt: int) -> None:
     """Raise `ContextFullError` unless the prompt fits with room for at least one token."""
-    n_past = context.memory.n_past
+    n_past = context.memory.n_past()
     if n_past + n_prompt >= context.n_ctx:
         held = f" after the {n_past} it holds" if n_past else ""
         raise ContextFullError(

@@ -116,11 +116,15 @@ class LanguageModel:
         """What that table did so far."""
         return self.graphs.counters
 
-    def context(self, *, n_ctx: int) -> Context:
-        """An independent context; contexts of equal geometry share their compiled graphs."""
+    def context(self, *, n_ctx: int, n_seq_max: int = 1) -> Context:
+        """An independent context; contexts of equal geometry share their compiled graphs.
+
+        Its `n_ctx` places are shared evenly by `n_seq_max` sequences.
+        """
         return Context(
             self.model,
             n_ctx=n_ctx,
+            n_seq_max=n_seq_max,
             n_ubatch=self._n_ubatch,
             exact=self._exact,
             flash_attn=self._flash_attn,

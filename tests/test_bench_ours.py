@@ -26,7 +26,7 @@ def test_each_run_continues_what_was_kept(context, n_batch):
     ours.fill(TOKENS[:30])
     for keep, timed in ((30, TOKENS[30:38]), (30, TOKENS[32:40]), (20, TOKENS[:8])):
         assert ours.run(keep, timed, n_batch) > 0
-        assert context.memory.n_past == keep + 8
+        assert context.memory.n_past() == keep + 8
         got = context.logits()
     # The last run followed the first 20 tokens.
     np.testing.assert_allclose(
@@ -37,7 +37,7 @@ def test_each_run_continues_what_was_kept(context, n_batch):
 def test_a_batch_is_one_call_and_single_tokens_are_as_many(context):
     ours = OurSide(context)
     ours.fill([])
-    assert context.memory.n_past == 0
+    assert context.memory.n_past() == 0
     ours.run(0, TOKENS[:6], 6)
     assert (context.perf.n_p_eval, context.perf.n_eval) == (6, 0)
     ours.run(0, TOKENS[:6], 1)
@@ -72,4 +72,4 @@ def test_an_interrupt_is_seen_between_calls(context):
     ours = OurSide(context, abort=abort)
     with pytest.raises(KeyboardInterrupt):
         ours.run(0, TOKENS[:6], 1)
-    assert context.memory.n_past == 3
+    assert context.memory.n_past() == 3

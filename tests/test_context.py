@@ -58,7 +58,7 @@ def test_no_room_is_1_and_changes_nothing(load_tiny):
     assert context.decode(Batch(token=TOKENS[:10])) == 0
     logits = context.logits()
     assert context.decode(Batch(token=TOKENS[:7])) == 1
-    assert context.memory.n_past == 10
+    assert context.memory.n_past() == 10
     np.testing.assert_array_equal(context.logits(), logits)
     assert context.decode(Batch(token=TOKENS[10:16])) == 0  # exactly full
     assert context.memory.free_cells() == 0
@@ -70,7 +70,7 @@ def test_a_bad_batch_changes_nothing(load_tiny):
     for bad in ([3, -1], [3, 128], [3, 2**31], [3, 1.5], []):
         with pytest.raises(BatchError):
             context.decode(Batch(token=bad))
-    assert context.memory.n_past == 2
+    assert context.memory.n_past() == 2
 
 
 def test_going_back_and_on_again(load_tiny):
@@ -88,7 +88,7 @@ def test_abort_between_ubatches_forgets_the_call(load_tiny):
     context.decode(Batch(token=[1, 2, 3]))
     asked = iter([False, False, True])
     assert context.decode(Batch(token=TOKENS[:30]), abort=lambda: next(asked)) == 2
-    assert context.memory.n_past == 3
+    assert context.memory.n_past() == 3
     with pytest.raises(IndexError):
         context.logits()
     assert context.decode(Batch(token=[4])) == 0
@@ -113,7 +113,7 @@ def test_a_failed_step_clears_the_context_and_says_so(load_tiny, monkeypatch):
         patch.setattr(context.graphs, "get", broken)
         with pytest.raises(MinferError, match="context was cleared: RESOURCE_EXHAUSTED"):
             context.decode(Batch(token=[9]))
-    assert context.memory.n_past == 0
+    assert context.memory.n_past() == 0
     np.testing.assert_array_equal(everything(context, TOKENS[:5]), want)
 
 
@@ -139,7 +139,7 @@ def test_an_interrupt_after_the_call_keeps_the_earlier_tokens(load_tiny, monkeyp
         patch.setattr(context.graphs, "get", interrupted)
         with pytest.raises(KeyboardInterrupt):
             context.decode(Batch(token=[9]))
-    assert context.memory.n_past == 5
+    assert context.memory.n_past() == 5
     context.decode(Batch(token=TOKENS[5:6]))
     np.testing.assert_allclose(context.logits(), want[5], atol=1e-5 * want.std())
 
@@ -166,7 +166,7 @@ def test_an_interrupt_during_the_call_is_held_back_until_the_regions_are_bound(
         patch.setattr(context.graphs, "get", interrupted)
         with pytest.raises(KeyboardInterrupt):
             context.decode(Batch(token=[9]))
-    assert context.memory.n_past == 5
+    assert context.memory.n_past() == 5
     assert not any(region.is_deleted() for region in context.memory.regions())
     context.decode(Batch(token=TOKENS[5:6]))
     np.testing.assert_allclose(context.logits(), want[5], atol=1e-5 * want.std())
@@ -192,7 +192,7 @@ def test_an_interrupt_by_another_handler_loses_the_regions_and_the_context_goes_
         patch.setattr(context.graphs, "get", interrupted)
         with pytest.raises(KeyboardInterrupt):
             context.decode(Batch(token=[9]))
-    assert context.memory.n_past == 0
+    assert context.memory.n_past() == 0
     np.testing.assert_array_equal(everything(context, TOKENS[:6]), want)
 
 

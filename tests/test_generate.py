@@ -34,14 +34,17 @@ class ScriptedContext:
     def __init__(self, script, n_ctx=64, n_past=0, clock=None, seconds=0.5, build=2.0):
         self.script = script
         self.n_ctx = n_ctx
-        self.n_past = n_past
+        self.held = n_past
         self.memory = self
         self.perf = SimpleNamespace(build_seconds=7.0)
         self.decoded = []
         self._clock, self._seconds, self._build = clock or Clock(), seconds, build
 
+    def n_past(self):
+        return self.held
+
     def free_cells(self):
-        return self.n_ctx - self.n_past
+        return self.n_ctx - self.held
 
     def decode(self, batch, *, abort=None):
         assert batch.logits is None
@@ -54,7 +57,7 @@ class ScriptedContext:
             self._clock.now += self._build
         self._clock.now += self._seconds
         self.decoded.append(list(batch.token))
-        self.n_past += len(batch.token)
+        self.held += len(batch.token)
         return 0
 
     def logits(self):
@@ -195,7 +198,7 @@ def test_v05_minus_one_is_until_the_context_is_full():
     run = Run(list("abcdefghijklmnopq"), n_ctx=16)
     assert (run.text, run.reason) == ("abcdefghijklmn", "length")
     assert run.forwards == [3] + [1] * 13
-    assert run.context.n_past == 16
+    assert run.context.held == 16
 
 
 def test_v05_less_than_minus_one_is_refused():
@@ -381,7 +384,7 @@ def test_greedy_is_the_argmax_of_the_whole_sequences_logits(tiny, tiny_ids):
     assert out.ids == tiny_ids
     assert text == "".join(f"{i} " for i in tiny_ids)
     assert (context.perf.n_p_eval, context.perf.n_eval) == (8, 11)
-    assert context.memory.n_past == 8 + 11
+    assert context.memory.n_past() == 8 + 11
     assert out.stats.build_s == context.perf.build_seconds
 
 

@@ -210,7 +210,7 @@ def test_context_is_independent_of_the_scratch_context(lm):
     context.decode(Batch(token=ids))
     lm.generate("Something else entirely", n=3)
     context.decode(Batch(token=lm.generate(PROMPT, n=1).ids))
-    assert context.memory.n_past == len(ids) + 1
+    assert context.memory.n_past() == len(ids) + 1
     want = lm.generate(PROMPT, n=2).ids[1]
     assert int(context.logits().argmax()) == want
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from minfer_jax.errors import ModelError
@@ -44,16 +45,16 @@ def test_one_region_of_k_and_one_of_v_hold_every_layer():
 
 def test_cursor():
     m = memory()
-    assert (m.n_past, m.free_cells()) == (0, 300)
-    m.advance(m.regions(), 7)
-    assert (m.n_past, m.free_cells()) == (7, 293)
+    assert (m.n_past(), m.free_cells()) == (0, 300)
+    m.advance(m.regions(), [0] * 7)
+    assert (m.n_past(), m.free_cells()) == (7, 293)
     m.truncate(5)
-    assert m.n_past == 5
+    assert m.n_past() == 5
     for bad in (-1, 6):
         with pytest.raises(ValueError, match="cannot truncate"):
             m.truncate(bad)
     m.truncate(0)
-    assert m.n_past == 0
+    assert m.n_past() == 0
 
 
 def test_truncating_keeps_the_regions_and_dropping_does_not():
@@ -61,9 +62,9 @@ def test_truncating_keeps_the_regions_and_dropping_does_not():
     regions = m.regions()
     m.truncate(0)
     assert m.regions() is regions
-    m.advance(regions, 3)
+    m.advance(regions, [0] * 3)
     m.drop()
-    assert m.n_past == 0 and m.regions() is not regions
+    assert m.n_past() == 0 and m.regions() is not regions
 
 
 def test_donated_regions_that_never_came_back_are_lost():
@@ -78,3 +79,41 @@ def test_donated_regions_that_never_came_back_are_lost():
 def test_unknown_type_is_refused():
     with pytest.raises(ModelError, match="KV type 'q9' is not supported; supported: f16, f32"):
         memory(kinds=("f16", "q9"))
+
+
+def streams(n_seq_max: int = 3, n_ctx: int = 900) -> KVMemory:
+    return KVMemory(
+        HP, n_ctx=n_ctx, n_seq_max=n_seq_max, kv_format=("f16", "f32"), device=jax.devices()[0]
+    )
+
+
+def test_streams_share_the_cells_evenly():
+    m = streams()
+    assert (m.n_ctx_seq, m.n_cells, m.n_seq_max) == (300, 3 * 512, 3)
+    assert m.first_cell(np.array([0, 2, 1], np.int32)).tolist() == [0, 1024, 512]
+    assert m.first_cell(np.array([2], np.int32)).dtype == np.int32
+    m.advance(m.regions(), [2, 0, 2])
+    assert m.lengths == (1, 0, 2) and [m.n_past(i) for i in range(3)] == [1, 0, 2]
+    assert m.free_cells(2) == 298
+    m.truncate(1, 2)
+    assert m.lengths == (1, 0, 1)
+    m.drop()
+    assert m.lengths == (0, 0, 0)
+
+
+def test_copying_replaces_what_a_stream_held():
+    m = streams()
+    filled = tuple(
+        jnp.broadcast_to(jnp.arange(r.shape[1], dtype=r.dtype)[None, :, None], r.shape) + 0
+        for r in m.regions()
+    )
+    m.advance(filled, [0] * 5 + [1] * 9)
+    m.copy(0, 1, 4)
+    assert m.lengths == (5, 4, 0)
+    k, v = (np.asarray(r) for r in m.regions())
+    for region in (k, v):
+        np.testing.assert_array_equal(region[:, 512:1024], region[:, :512])
+        np.testing.assert_array_equal(region[2, 1024:, 1], np.arange(1024, 1536))
+    regions = m.regions()
+    m.copy(2, 1, 0)  # nothing to copy
+    assert m.lengths == (5, 0, 0) and m.regions() is regions

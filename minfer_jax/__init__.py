@@ -27,9 +27,11 @@ from minfer_jax.errors import (
 
 if TYPE_CHECKING:
     from minfer_jax import tokenizer
+    from minfer_jax.batch import Batch
     from minfer_jax.lm import load
 
 __all__ = [
+    "Batch",
     "BatchError",
     "ContextFullError",
     "FetchError",
@@ -46,6 +48,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Batch":
+        return importlib.import_module("minfer_jax.batch").Batch
     if name == "load":
         return importlib.import_module("minfer_jax.lm").load
     if name == "tokenizer":

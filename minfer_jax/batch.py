@@ -12,7 +12,7 @@ import numpy as np
 
 from minfer_jax.errors import BatchError
 
-DECODE_BUCKETS = (1, 4, 16)
+DECODE_BUCKETS = (1, 4, 8, 16)
 PREFILL_BUCKETS = (32, 128, 512)
 
 

@@ -159,8 +159,8 @@ def test_a_batch_that_does_not_continue_its_sequences_is_refused(fields, reason)
 
 
 def test_decode_steps_have_small_buckets():
-    sizes = {n: bucket(n, 512, decode=True) for n in (1, 2, 4, 5, 16, 17, 32, 33, 200)}
-    assert sizes == {1: 1, 2: 4, 4: 4, 5: 16, 16: 16, 17: 32, 32: 32, 33: 128, 200: 512}
+    sizes = {n: bucket(n, 512, decode=True) for n in (1, 2, 4, 5, 9, 16, 17, 32, 33, 200)}
+    assert sizes == {1: 1, 2: 4, 4: 4, 5: 8, 9: 16, 16: 16, 17: 32, 32: 32, 33: 128, 200: 512}
     assert [bucket(n, 8, decode=True) for n in (1, 3, 5, 8)] == [1, 4, 8, 8]
     assert one_row_each(np.array([3])) and one_row_each(np.array([2, 0, 1]))
     assert not one_row_each(np.array([2, 0, 2]))

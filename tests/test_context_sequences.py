@@ -28,8 +28,9 @@ def alone(lm, tokens):
     return context.all_logits()
 
 
-def close(got, want):
-    return np.abs(got - want).max() < 1e-4 * want.std()
+def close(got, want, *, exact=True):
+    """In the fast mode another order of summation may round an activation the other way."""
+    return np.abs(got - want).max() < (1e-4 if exact else 0.03) * want.std()
 
 
 @pytest.mark.parametrize("name", ARCHS)
@@ -48,10 +49,11 @@ def test_interleaved_prompts_have_the_logits_of_sequences_alone(load_tiny, name,
         assert (context.seq_pos_min(seq), context.seq_pos_max(seq)) == (0, len(part) - 1)
 
 
+@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("name", ARCHS)
 @pytest.mark.parametrize("n_seq", [2, 5, 16, 18])
-def test_a_decode_step_of_many_sequences(load_tiny, name, n_seq):
-    lm = load_tiny(name)
+def test_a_decode_step_of_many_sequences(load_tiny, name, n_seq, exact):
+    lm = load_tiny(name, exact=exact)
     context = lm.context(n_ctx=n_seq * 32, n_seq_max=n_seq)
     want = [alone(lm, TOKENS[i : i + 20]) for i in range(n_seq)]
     for seq in range(n_seq):  # of different lengths
@@ -64,7 +66,7 @@ def test_a_decode_step_of_many_sequences(load_tiny, name, n_seq):
         batch = Batch(token=tokens, seq_id=seqs, pos=at, logits=[True] * n_seq)
         assert context.decode(batch) == 0
         for row, s, p in zip(context.all_logits(), seqs, at, strict=True):
-            assert close(row, want[s][p]), (s, p)
+            assert close(row, want[s][p], exact=exact), (s, p)
     assert context.perf.n_eval == 3 * n_seq
 
 

@@ -182,7 +182,10 @@ class Context:
         False, and nothing changed, if tokens would be left behind the removed ones.
         """
         with self._alone():
-            seqs = range(self.n_seq_max) if seq == -1 else [self._checked(seq)]
+            seqs = [self._checked(seq, lowest=-1)]
+            if seq == -1:
+                seqs = list(range(self.n_seq_max))
+            p0, p1 = _check_position("p0", p0), _check_position("p1", p1)
             held = self.memory.lengths
             begin = max(p0, 0)
             for s in seqs:
@@ -200,6 +203,7 @@ class Context:
         """
         with self._alone():
             source, target = self._checked(source), self._checked(target)
+            p0, p1 = _check_position("p0", p0), _check_position("p1", p1)
             if p0 > 0:
                 raise UsageError(f"a copy from position {p0} would begin with a gap; use 0")
             n = self.memory.n_past(source)
@@ -222,8 +226,8 @@ class Context:
         """The last position that a sequence holds; -1 if it is empty."""
         return self.memory.n_past(self._checked(seq)) - 1
 
-    def _checked(self, seq: int) -> int:
-        _check_range("the sequence", seq, 0, self.n_seq_max - 1)
+    def _checked(self, seq: int, lowest: int = 0) -> int:
+        _check_range("the sequence", seq, lowest, self.n_seq_max - 1)
         return int(seq)
 
     @contextmanager
@@ -338,13 +342,20 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
         raise UsageError(f"{name} is {value!r}; allowed: {low} to {high}")
 
 
-def check_memory(hp: HParams, n_ctx: int, exact: bool, weights_bytes: int, device: Device) -> None:
+def _check_position(name: str, value: int) -> int:
+    _check_range(name, value, -(1 << 31), (1 << 31) - 1)
+    return int(value)
+
+
+def check_memory(
+    hp: HParams, n_cells: int, exact: bool, weights_bytes: int, device: Device
+) -> None:
     """Refuse what the host cannot hold: to ask for it would end the process."""
     total = host_memory() if device.platform == "cpu" else None
-    kv_bytes = n_ctx * hp.kv_bytes_per_cell(4 if exact else 2)
+    kv_bytes = n_cells * hp.kv_bytes_per_cell(4 if exact else 2)
     if total is not None and weights_bytes + kv_bytes > total:
         raise UsageError(
-            f"the weights need {weights_bytes / 2**30:.1f} GiB and n_ctx {n_ctx} needs"
+            f"the weights need {weights_bytes / 2**30:.1f} GiB and a context of {n_cells} places"
             f" {kv_bytes / 2**30:.1f} GiB for keys and values, there are"
             f" {total / 2**30:.1f} GiB of memory: lower -c/--n-ctx, or use a smaller model"
         )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tiny_models import ARCHS, golden, read_spec
 
+from minfer_jax.batch import Batch
 from minfer_jax.models.registry import ARCHITECTURES
 
 TOLERANCE = 1e-3  # of the logits' standard deviation
@@ -33,6 +34,26 @@ def test_all_named_architectures_have_a_golden():
 def test_logits(load_tiny, name, n_ubatch):
     lm = load_tiny(name, n_ubatch=n_ubatch)
     assert error(name, lm.logits(golden(name)[0])) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_token_by_token_in_two_interleaved_sequences(load_tiny, name):
+    """Sequence 1 first gets the tokens in one batch, then both one at a time, 0 behind 1."""
+    tokens = golden(name)[0]
+    n, half = len(tokens), len(tokens) // 2
+    context = load_tiny(name).context(n_ctx=2 * n, n_seq_max=2)
+    batch = Batch(token=tokens[:half], seq_id=[1] * half, logits=[True] * half)
+    assert context.decode(batch) == 0
+    rows: list[list[np.ndarray]] = [[], list(context.all_logits())]
+    for i in range(n):
+        seqs = [1, 0] if half + i < n else [0]
+        at = [half + i, i] if len(seqs) == 2 else [i]
+        batch = Batch(token=[tokens[p] for p in at], pos=at, seq_id=seqs, logits=[True] * len(seqs))
+        assert context.decode(batch) == 0
+        for seq, row in zip(seqs, context.all_logits(), strict=True):
+            rows[seq].append(row)
+    assert error(name, np.stack(rows[0])) < TOLERANCE
+    assert error(name, np.stack(rows[1])) < TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -322,7 +322,7 @@ def test_what_the_machine_cannot_hold_is_refused(load_tiny):
     gpu = SimpleNamespace(id=0, platform="gpu", device_kind="")
     hp = load_tiny("llama-dense").model.hp
     n_ctx = 2**50 // hp.kv_bytes_per_cell(2)
-    with pytest.raises(UsageError, match=rf"n_ctx {n_ctx} needs 1048576\.0 GiB"):
+    with pytest.raises(UsageError, match=rf"a context of {n_ctx} places 1048576\.0 GiB"):
         check_memory(hp, n_ctx, False, 0, cpu)
     with pytest.raises(UsageError, match=r"the weights need 1048576\.0 GiB"):
         check_memory(hp, 1, False, 2**50, cpu)

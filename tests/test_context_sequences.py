@@ -125,9 +125,16 @@ def test_k14_removing(load_tiny):
     assert not context.seq_rm(-1, 0, 3) and held() == [1, 3]
     assert context.seq_rm(1, 2, 100) and held() == [1, 1]
     assert context.seq_rm(-1, 0, -1) and held() == [-1, -1]
-    for seq in (-2, 2, True, 1.0):
-        with pytest.raises(UsageError, match=r"the sequence is .*; allowed: 0 to 1"):
+    for seq in (-2, 2, True, 1.0, 2**70):
+        with pytest.raises(UsageError, match=r"the sequence is .*; allowed: -1 to 1"):
             context.seq_rm(seq)
+        with pytest.raises(UsageError, match=r"the sequence is .*; allowed: 0 to 1"):
+            context.seq_cp(0, seq)
+    for bad in (1.5, True, None, 2**31, "1"):
+        with pytest.raises(UsageError, match="p0 is"):
+            context.seq_rm(0, bad)
+        with pytest.raises(UsageError, match="p1 is"):
+            context.seq_cp(0, 1, 0, bad)
 
 
 def test_keeping_one(load_tiny):

@@ -150,7 +150,8 @@ def test_keeping_one(load_tiny):
 def test_no_room_for_one_sequence_is_1_and_changes_nothing(load_tiny):
     context = load_tiny("llama-dense").context(n_ctx=33, n_seq_max=2)  # 16 each
     assert context.decode(Batch(token=TOKENS[:16])) == 0
-    assert context.decode(Batch(token=[1, 2, 3], seq_id=[1, 1, 0])) == 1
+    for seqs in ([1, 1, 0], [0, 1, 1]):
+        assert context.decode(Batch(token=[1, 2, 3], seq_id=seqs)) == 1
     assert context.memory.lengths == (16, 0)
     assert context.decode(Batch(token=[1, 2], seq_id=[1, 1])) == 0
 

@@ -2,6 +2,7 @@
 
 import threading
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,7 +15,8 @@ from hypothesis.stateful import (
 )
 
 from minfer_jax.batch import Batch
-from minfer_jax.errors import BatchError, UsageError
+from minfer_jax.errors import BatchError, MinferError, UsageError
+from minfer_jax.memory import kv
 
 RNG = np.random.default_rng(11)
 TOKENS = RNG.integers(0, 128, 200).tolist()
@@ -98,6 +100,27 @@ def test_a_copy_goes_on_as_its_source_would(load_tiny, name):
     assert context.seq_pos_max(1) == -1
     context.seq_cp(0, 0, 0, 3)
     assert context.seq_pos_max(0) == 24
+
+
+def test_a_failed_copy_clears_the_context_and_says_so(load_tiny, monkeypatch):
+    context = load_tiny("llama-dense").context(n_ctx=64, n_seq_max=2)
+    context.decode(Batch(token=[1, 2, 3]))
+    want = context.logits()
+
+    def fail(regions, *_, **__):
+        for region in regions:
+            region.delete()  # as a failing execution does
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kv, "_copy_cells", fail)
+        with pytest.raises(MinferError, match="context was cleared: RESOURCE_EXHAUSTED"):
+            context.seq_cp(0, 1)
+    assert context.memory.lengths == (0, 0)
+    with pytest.raises(IndexError):
+        context.logits()
+    assert context.decode(Batch(token=[1, 2, 3], seq_id=[1] * 3)) == 0
+    assert close(context.logits(), want)
 
 
 def test_a_copy_with_a_gap_is_refused(load_tiny):

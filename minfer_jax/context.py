@@ -1,17 +1,20 @@
 """`Context.decode`: the axis on which batch, memory and graphs meet.
 
-A context is one or several sequences over one model: their KV memory, the logits of the last batch
+A context is one or several sequences over one model: their memory, the outputs of the last batch
 and counters. It knows nothing of text or sampling.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from numbers import Integral
 
 import numpy as np
@@ -23,20 +26,38 @@ from minfer_jax.batch import (
     Ubatch,
     bucket,
     check_batch,
-    one_row_each,
+    describe,
+    encode_bucket,
+    out_bucket,
+    split_equal,
     split_simple,
 )
 from minfer_jax.device import Device, device_errors, host_memory
-from minfer_jax.errors import UsageError
-from minfer_jax.graph.inputs import rows_matrix
+from minfer_jax.errors import BatchError, MinferError, UsageError
+from minfer_jax.graph.inputs import StepInputs, rows_matrix
 from minfer_jax.graph.params import CParams, GraphParams, GType
+from minfer_jax.history import History
 from minfer_jax.interrupts import interrupt_deferred
-from minfer_jax.memory.kv import KVMemory
-from minfer_jax.models.hparams import HParams
+from minfer_jax.memory.memory import END, Claim, Memory
+from minfer_jax.memory.plan import MemoryPlan, plan_memory
+from minfer_jax.memory.state import collect, model_digest, prepare, record
+from minfer_jax.memory.state_format import (
+    ModelForm,
+    SavedOutputs,
+    decode,
+    encode,
+    model_form,
+    read_file,
+    write_file,
+)
 from minfer_jax.models.model import Geometry, Model
+from minfer_jax.ops.attention import BLOCK
+from minfer_jax.sequences import Sequences
 from minfer_jax.settings import Settings
 
 MAX_SEQUENCES = 256
+N_BATCH = 2048
+"""Rows of a batch, at most, unless a context says otherwise."""
 
 
 @dataclass
@@ -47,26 +68,24 @@ class Perf:
     """Tokens evaluated in ubatches that had several of one sequence."""
     n_eval: int = 0
     """Tokens evaluated in decode steps: one of a sequence at a time."""
+    n_reused: int = 0
+    """Ubatches that ran a graph which was there already."""
+    n_built: int = 0
+    rebuilt_by: Counter[str] = field(default_factory=Counter)
+    """Why graphs were built: the fields in which they differed from the nearest one there was."""
     p_eval_seconds: float = 0.0
     eval_seconds: float = 0.0
     build_seconds: float = 0.0
     """Getting graphs (tracing, compiling, loading from disk) and, once, the regions."""
 
 
-@dataclass(frozen=True)
-class _Output:
-    """The logits of one ubatch: which row of `logits` belongs to which token of the batch."""
-
-    row_of: dict[int, int]
-    logits: Array
-
-
 class Context:
-    """Sequences 0 to `n_seq_max` - 1 over one model, each with `n_ctx // n_seq_max` places.
+    """Sequences 0 to `n_seq_max` - 1 over one model.
+
+    With `kv_unified` they share `n_ctx` cells and a prefix that they share is stored once; without,
+    each has `n_ctx // n_seq_max` cells of its own. `memory` has the operations on sequences.
 
     For one caller at a time: a second thread that calls while one is within gets a `UsageError`.
-    Operations on sequences take positions `p0` <= p < `p1`; a negative `p0` means from the
-    beginning, a negative `p1` to the end.
     """
 
     def __init__(
@@ -75,163 +94,318 @@ class Context:
         *,
         n_ctx: int,
         n_seq_max: int = 1,
+        n_batch: int = N_BATCH,
         n_ubatch: int = 512,
+        kv_unified: bool = False,
+        kv_types: tuple[str, str] | None = None,
+        swa_full: bool = False,
+        n_snapshots: int = 0,
+        embeddings: bool = False,
         exact: bool = False,
         flash_attn: bool = True,
         settings: Settings,
     ) -> None:
-        check_sizes(n_ctx, n_ubatch)
-        _check_range("n_seq_max", n_seq_max, 1, min(n_ctx, MAX_SEQUENCES))
+        check_sizes(n_ctx, n_batch, n_ubatch)
+        check_range("n_seq_max", n_seq_max, 1, min(n_ctx, MAX_SEQUENCES))
+        check_range("n_snapshots", n_snapshots, 0, 64)
         self.model = model
         self.n_ctx = n_ctx
-        kind = "f32" if exact else "f16"
-        self.memory = KVMemory(
+        self.n_seq_max = n_seq_max
+        self.n_ctx_seq = n_ctx if kv_unified else n_ctx // n_seq_max
+        """Tokens that a sequence can hold."""
+        self.n_batch = n_batch
+        self.n_ubatch = min(n_ubatch, n_batch, -(-n_ctx // BLOCK) * BLOCK)
+        self.kv_types = kv_types or default_kv_types(exact)
+        plan = plan_memory(
             model.hp,
             n_ctx=n_ctx,
             n_seq_max=n_seq_max,
-            kv_format=(kind, kind),
-            device=model.device,
+            kv_unified=kv_unified,
+            swa_full=swa_full,
+            n_ubatch=self.n_ubatch,
+            n_snapshots=n_snapshots,
+            types=self.kv_types,
         )
-        self.n_ubatch = min(n_ubatch, self.memory.n_cells)
+        check_memory(plan, model.weights.nbytes, model.device)
+        self.store = Memory(plan, model.device, n_seq_max)
+        self.embeddings_only = embeddings or model.hp.encoder is not None
         self._cparams = CParams(
-            n_ctx=self.memory.n_cells,
+            n_ctx=max((cache.n_cells for cache in plan.caches), default=0),
             backend=model.device.platform,
             flash_attn=flash_attn,
             fuse_qkv=settings.fuse_qkv,
             fuse_ffn=settings.fuse_ffn,
-            kv_format=(kind, kind),
+            kv_format=self.kv_types,
             exact=exact,
+            embeddings=self.embeddings_only,
         )
-        check_memory(model.hp, self.memory.n_cells, exact, model.weights.nbytes, model.device)
-        geometry = Geometry(self.n_ubatch, self.memory.abstract_regions())
-        self.graphs = model.graphs(geometry)
-        self.perf = Perf()
-        self._timing = settings.timing
-        self._outputs: list[_Output] = []
+        self.graphs = model.graphs(Geometry(self.n_ubatch, plan, self.store.abstract_regions()))
+        self.history = History(n_seq_max)
+        self.lost: tuple[int, ...] = ()
+        """Sequences that the last call had to forget as a whole, as it could not go back."""
+        self._perf = Perf()
+        self._settings = settings
+        self._outputs: dict[int, tuple[Array | np.ndarray, int]] = {}
         self._n_batch = 0
         self._busy = threading.Lock()
 
     @property
-    def n_seq_max(self) -> int:
-        return self.memory.n_seq_max
+    def memory(self) -> Sequences:
+        """The operations on sequences."""
+        # Made when asked for: kept, it would keep the context until a garbage collection.
+        return Sequences(self)
+
+    # --- evaluating -----------------------------------------------------------------------------
 
     def decode(self, batch: Batch, *, abort: Callable[[], bool] | None = None) -> int:
-        """Evaluate a batch: 0 done, 1 no room for a sequence, 2 aborted between ubatches.
+        """Evaluate a batch: 0 done, 1 no room in the memory, 2 aborted between ubatches.
 
         Raises `BatchError` before anything changes if the batch is not valid. After 1 nothing has
-        changed. After 2, and after an exception, the tokens of this call are forgotten; if a step
-        failed with the regions donated to it, everything is, and the `MinferError` says so.
+        changed. After 2, and after an exception, the tokens of this call are forgotten. Where that
+        cannot be, as what they overwrote is gone, whole sequences are forgotten and named in
+        `lost`. If a step fails with the regions donated to it, what was there before is evaluated
+        again; the `MinferError` says of which sequences that could not be done.
         """
-        with self._alone():
-            before = self.memory.lengths
-            checked = check_batch(batch, self.model.hp.n_vocab, before)
-            if int(checked.pos.max()) >= self.memory.n_ctx_seq:
+        with self.alone():
+            self.lost = ()
+            checked = self._checked(batch)
+            ubatches = self._split(checked)
+            if self._settings.batch_debug:
+                print(describe(ubatches), file=sys.stderr)
+            self.apply_shifts()
+            ends = self.store.ends()
+            if not self.store.begin(ubatches):
                 return 1
-            return self._decode(checked, before, abort)
+            self.forget_outputs()
+            try:
+                status = self._evaluate(ubatches, abort)
+                if status:
+                    self._go_back(checked, ends)
+            except BaseException as error:
+                if not self.store.lost:
+                    self._go_back(checked, ends)
+                    raise
+                if not isinstance(error, Exception):  # an interrupt: nobody wants to wait now
+                    self.clear_all()
+                    raise
+                raise MinferError(f"{error}; {self._restore(ends)}") from error
+            finally:
+                self.store.end()
+            if status:
+                return status
+            self.history.extend(checked)
+            self._n_batch = len(checked)
+            return 0
 
-    def _decode(
-        self, batch: CheckedBatch, before: Sequence[int], abort: Callable[[], bool] | None
-    ) -> int:
-        self._outputs, self._n_batch = [], len(batch.token)
-        try:
-            for ubatch in split_simple(batch, self.n_ubatch):
-                if abort is not None and abort():
-                    self._forget(before)
-                    return 2
-                self._run(ubatch)
-        except BaseException:
-            self._forget(before)
-            raise
+    def _checked(self, batch: Batch) -> CheckedBatch:
+        hp = self.model.hp
+        ends = [0] * self.n_seq_max if hp.encoder else self.store.ends()
+        checked = check_batch(
+            batch,
+            n_vocab=hp.n_vocab,
+            n_embd=hp.n_embd,
+            n_past=ends,
+            n_batch=self.n_batch,
+            alike=self.store.alike if self.store.shareable else None,
+        )
+        if hp.encoder and len(checked) > self.n_ubatch:
+            raise BatchError(
+                f"the batch has {len(checked)} tokens, which see each other: at most n_ubatch ="
+                f" {self.n_ubatch} can be evaluated together"
+            )
+        return checked
+
+    def _split(self, checked: CheckedBatch) -> list[Ubatch]:
+        split = split_equal if self.store.states else split_simple
+        return split(checked, self.n_ubatch)
+
+    def _evaluate(self, ubatches: Sequence[Ubatch], abort: Callable[[], bool] | None) -> int:
+        for ubatch in ubatches:
+            if abort is not None and abort():
+                return 2
+            self._run(ubatch, self.store.next_claim(ubatch))
         return 0
+
+    def _go_back(self, batch: CheckedBatch, ends: Sequence[int]) -> None:
+        """Forget the tokens of this call, and sequences that cannot go on without them."""
+        self.forget_outputs()
+        touched = sorted({seq for row in batch.seqs for seq in row})
+        self.lost = tuple(seq for seq in touched if not self.store.go_back(seq, ends[seq]))
+        for seq in self.lost:
+            self.history.remove(seq, 0, END)
+
+    def _restore(self, ends: Sequence[int]) -> str:
+        """Evaluate again what the lost regions held: says how far that went."""
+        self.store.drop()
+        tokens = {seq: self.history.tokens(seq) for seq in range(self.n_seq_max) if ends[seq]}
+        lost = [seq for seq, held in tokens.items() if held is None]
+        self.history.clear()
+        try:
+            for seq, held in sorted(tokens.items(), key=lambda item: len(item[1] or ())):
+                self._evaluate_again(seq, held or [])
+        except MinferError:
+            self.store.drop()
+            self.history.clear()
+            lost = list(tokens)
+        self.forget_outputs()
+        self.lost = tuple(lost)
+        if len(lost) == len(tokens):
+            return "the context was cleared"
+        again = "what the context held was evaluated again"
+        return again + (f", but for sequences {', '.join(map(str, lost))}" if lost else "")
+
+    def _evaluate_again(self, seq: int, tokens: Sequence[int]) -> None:
+        """Bring a sequence back, from another one that begins alike where that costs nothing."""
+        done = 0
+        for other in range(self.n_seq_max) if self.store.unified else ():
+            held = self.history.tokens(other) or []
+            same = (a == b for a, b in zip(held, tokens, strict=False))
+            n = sum(takewhile(bool, same))
+            if n > done and other != seq and self.store.can_share(other, 0, n):
+                self.store.share(other, seq, 0, n)
+                self.history.copy(other, seq, 0, n)
+                done = n
+        for start in range(done, len(tokens), self.n_batch):
+            part = tokens[start : start + self.n_batch]
+            checked = self._checked(Batch(token=part, seq_id=[seq] * len(part)))
+            ubatches = self._split(checked)
+            if not self.store.begin(ubatches) or self._evaluate(ubatches, None):
+                raise MinferError(f"no room to evaluate sequence {seq} again")
+            self.history.extend(checked)
+
+    def _run(self, ubatch: Ubatch, claim: Claim) -> None:
+        """One call of one graph; the regions are bound again before anything can interrupt."""
+        params = self._params(ubatch)
+        started = time.perf_counter()
+        with device_errors("a step could not be prepared"):
+            counters = self.graphs.counters
+            before = counters.built, counters.rebuilt_by.copy()
+            entry = self.graphs.get(params)
+            regions = self.store.regions()
+        built = time.perf_counter() - started
+        self._count_graph(*before)
+        self._perf.build_seconds += built
+        inputs = self._inputs(ubatch, claim, params)
+        started = time.perf_counter()
+        with device_errors("a step failed"):
+            with interrupt_deferred():
+                output, regions = entry.compiled.run(self.model.weights.leaves, regions, inputs)
+                self.store.take_back(regions)
+            output.block_until_ready()
+        seconds = time.perf_counter() - started
+        self._count(params.gtype, len(ubatch), seconds)
+        gathered = params.n_out < params.n_tokens
+        rows = range(len(ubatch.out)) if gathered else ubatch.out.tolist()
+        for index, row in zip(ubatch.index[ubatch.out].tolist(), rows, strict=True):
+            self._outputs[index] = (output, row)
+        if self._settings.timing:
+            print(
+                f"ubatch: {len(ubatch)} of {params.n_tokens} rows, graph {entry.uid},"
+                f" {seconds * 1e3:.2f} ms, build {built * 1e3:.0f} ms",
+                file=sys.stderr,
+            )
+
+    def _params(self, ubatch: Ubatch) -> GraphParams:
+        n = len(ubatch)
+        if self.model.hp.encoder:
+            gtype = GType.ENCODE
+            n_tokens = n_out = encode_bucket(n, self.n_ubatch)
+        else:
+            gtype = GType.DECODE if ubatch.one_row_each else GType.PREFILL
+            n_tokens = bucket(n, self.n_ubatch, decode=gtype is GType.DECODE)
+            n_out = out_bucket(len(ubatch.out), n_tokens)
+        return GraphParams(
+            n_tokens=n_tokens,
+            n_out=n_out,
+            gtype=gtype,
+            cparams=self._cparams_of(ubatch),
+            weights_version=self.model.weights_version,
+        )
+
+    def _cparams_of(self, ubatch: Ubatch) -> CParams:
+        """What of the topology a ubatch decides."""
+        mapped = not self.store.straight(ubatch)
+        embd = ubatch.embd is not None
+        if not mapped and not embd:
+            return self._cparams
+        return replace(self._cparams, kv_map=mapped, embd_input=embd)
+
+    def _inputs(self, ubatch: Ubatch, claim: Claim, params: GraphParams) -> StepInputs:
+        plan, mapped, n = self.store.plan, params.cparams.kv_map, params.n_tokens
+        parts = self.store.rows(ubatch, claim, mapped)
+        n_caches = len(plan.caches)
+        sizes = [cache.n_cells for cache in plan.caches]
+        rows = rows_matrix(
+            n,
+            ubatch.token,
+            ubatch.pos,
+            self.store.numbers(ubatch),
+            list(zip(parts[:n_caches], sizes, strict=True)),
+            (parts[-1], plan.recurrent.n_slots) if plan.recurrent else None,
+        )
+        out_rows = np.zeros(params.n_out, np.int32)
+        out_rows[: len(ubatch.out)] = ubatch.out
+        embd = None
+        if ubatch.embd is not None:
+            embd = np.zeros((n, self.model.hp.n_embd), np.float32)
+            embd[: len(ubatch)] = ubatch.embd
+        return StepInputs(rows, out_rows, self.store.maps(mapped), embd)
+
+    # --- outputs --------------------------------------------------------------------------------
 
     def logits(self, i: int = -1) -> np.ndarray:
         """Logits after token `i` of the last batch (negative: from its end): float32 [n_vocab].
 
         Raises `IndexError` if they were not asked for.
         """
-        if not -self._n_batch <= i < self._n_batch:
-            raise IndexError(f"token {i} is not in the last batch of {self._n_batch}")
-        i %= self._n_batch
-        for output in self._outputs:
-            row = output.row_of.get(i)
-            if row is not None:
-                return np.asarray(output.logits)[row]
-        raise IndexError(f"the logits of token {i} were not asked for")
+        self._refuse_output("logits", of_embeddings=False)
+        return self._output(i, "logits")
 
     def all_logits(self) -> np.ndarray:
         """Every row of logits that the last batch asked for, in its order: float32 [n, n_vocab]."""
-        n = sum(len(output.row_of) for output in self._outputs)
-        rows = np.empty((n, self.model.hp.n_vocab), np.float32)
-        start = 0
-        for output in self._outputs:
-            stop = start + len(output.row_of)
-            wanted = list(output.row_of.values())
-            # A vocabulary of 262k makes a megabyte a row: no copy beside the result.
-            np.asarray(output.logits).take(wanted, axis=0, out=rows[start:stop], mode="clip")
-            start = stop
+        self._refuse_output("logits", of_embeddings=False)
+        return self._all_outputs(self.model.hp.n_vocab)
+
+    def embeddings(self) -> np.ndarray:
+        """Hidden states behind the last norm of every token that the last batch asked for, in its
+        order: float32 [n, n_embd]."""
+        self._refuse_output("embeddings", of_embeddings=True)
+        return self._all_outputs(self.model.hp.n_embd)
+
+    def _refuse_output(self, what: str, *, of_embeddings: bool) -> None:
+        if self.embeddings_only != of_embeddings:
+            made = "embeddings" if self.embeddings_only else "logits"
+            raise UsageError(f"this context makes {made}, not {what}: see `embeddings` of context")
+
+    def _output(self, i: int, what: str) -> np.ndarray:
+        if not -self._n_batch <= i < self._n_batch:
+            raise IndexError(f"token {i} is not in the last batch of {self._n_batch}")
+        found = self._outputs.get(i % self._n_batch)
+        if found is None:
+            raise IndexError(f"the {what} of token {i} were not asked for")
+        output, row = found
+        return np.asarray(output)[row]
+
+    def _all_outputs(self, width: int) -> np.ndarray:
+        # A vocabulary of 262k makes a megabyte a row: no copy beside the result.
+        rows = np.empty((len(self._outputs), width), np.float32)
+        for at, index in enumerate(sorted(self._outputs)):
+            output, row = self._outputs[index]
+            rows[at] = np.asarray(output)[row]
         return rows
 
-    def clear(self) -> None:
-        """Forget all tokens and logits."""
-        with self._alone():
-            self._forget([0] * self.n_seq_max)
+    def forget_outputs(self) -> None:
+        """No output of an earlier batch can be asked for any more."""
+        self._outputs, self._n_batch = {}, 0
 
-    def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool:
-        """Forget the tokens of a sequence (-1: of every one) at positions p0 <= p < p1.
+    def perf(self) -> Perf:
+        """The counters, which go on counting."""
+        return self._perf
 
-        False, and nothing changed, if tokens would be left behind the removed ones.
-        """
-        with self._alone():
-            seqs = [self._checked(seq, lowest=-1)]
-            if seq == -1:
-                seqs = list(range(self.n_seq_max))
-            p0, p1 = _check_position("p0", p0), _check_position("p1", p1)
-            held = self.memory.lengths
-            begin = max(p0, 0)
-            for s in seqs:
-                if begin < held[s] and 0 <= p1 < held[s] and begin < p1:
-                    return False
-            for s in seqs:
-                if p1 < 0 or begin < p1:
-                    self.memory.truncate(min(begin, held[s]), s)
-            return True
-
-    def seq_cp(self, source: int, target: int, p0: int = -1, p1: int = -1) -> None:
-        """Make `target` hold what `source` holds before position p1, and nothing else.
-
-        Copies cells. Raises `UsageError` for a p0 past the beginning: a sequence has no gaps.
-        """
-        with self._alone():
-            source, target = self._checked(source), self._checked(target)
-            p0, p1 = _check_position("p0", p0), _check_position("p1", p1)
-            if p0 > 0:
-                raise UsageError(f"a copy from position {p0} would begin with a gap; use 0")
-            n = self.memory.n_past(source)
-            if source != target:
-                self._copy(source, target, n if p1 < 0 else min(p1, n))
-
-    def seq_keep(self, seq: int) -> None:
-        """Forget every sequence but this one."""
-        with self._alone():
-            kept = self._checked(seq)
-            for s in range(self.n_seq_max):
-                if s != kept:
-                    self.memory.truncate(0, s)
-
-    def seq_pos_min(self, seq: int) -> int:
-        """The first position that a sequence holds; -1 if it is empty."""
-        return 0 if self.memory.n_past(self._checked(seq)) else -1
-
-    def seq_pos_max(self, seq: int) -> int:
-        """The last position that a sequence holds; -1 if it is empty."""
-        return self.memory.n_past(self._checked(seq)) - 1
-
-    def _checked(self, seq: int, lowest: int = 0) -> int:
-        _check_range("the sequence", seq, lowest, self.n_seq_max - 1)
-        return int(seq)
+    # --- for `Sequences` and state files --------------------------------------------------------
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """Nobody else within: a step donates the regions that another would read."""
         if not self._busy.acquire(blocking=False):
             raise UsageError("the context is in use by another call: it takes one at a time")
@@ -240,122 +414,147 @@ class Context:
         finally:
             self._busy.release()
 
-    def _copy(self, source: int, target: int, n: int) -> None:
+    @contextmanager
+    def changing_regions(self, what: str) -> Iterator[None]:
+        """A program over whole regions runs; if it fails with them donated to it, all is lost."""
         try:
-            with (
-                device_errors("a copy failed and the context was cleared"),
-                interrupt_deferred(),
-            ):
-                self.memory.copy(source, target, n)
-        except Exception:
-            self.memory.drop()
-            self._outputs, self._n_batch = [], 0
-            raise
+            with device_errors(f"{what} failed"), interrupt_deferred():
+                yield
+        except BaseException as error:
+            if not self.store.lost:
+                raise
+            self.clear_all()
+            if not isinstance(error, Exception):
+                raise
+            raise MinferError(f"{error}; the context was cleared") from error
 
-    def _forget(self, lengths: Sequence[int]) -> None:
-        """Go back to these many tokens of each sequence, or to none if the regions are lost."""
-        if self.memory.lost:
-            self.memory.drop()
-        for seq, held in enumerate(self.memory.lengths):
-            self.memory.truncate(min(lengths[seq], held), seq)
-        self._outputs, self._n_batch = [], 0
+    def clear_all(self) -> None:
+        """Forget everything, the regions too."""
+        self.lost = tuple(seq for seq in range(self.n_seq_max) if self.store.pos_max(seq) >= 0)
+        self.store.drop()
+        self.history.clear()
+        self.forget_outputs()
 
-    def _run(self, ubatch: Ubatch) -> None:
-        """One call of one graph; the regions are bound again before anything can interrupt."""
-        params = self._params(ubatch)
-        started = time.perf_counter()
-        with device_errors("a step could not be prepared"):
-            entry = self.graphs.get(params)
-            regions = self.memory.regions()
-        built = time.perf_counter() - started
-        self.perf.build_seconds += built
-        inputs = self._inputs(ubatch, params)
-        started = time.perf_counter()
-        try:
-            with device_errors("a step failed and the context was cleared"):
-                with interrupt_deferred():
-                    logits, regions = entry.compiled.run(
-                        self.model.weights.leaves, regions, *inputs
-                    )
-                    self.memory.advance(regions, ubatch.seq_id.tolist())
-                logits.block_until_ready()
-        except Exception:
-            self.memory.drop()
-            raise
-        seconds = time.perf_counter() - started
-        self._count(params.gtype, len(ubatch.token), seconds)
-        if len(ubatch.out):
-            rows = range(1) if params.n_out == 1 else ubatch.out.tolist()
-            wanted = (ubatch.out + ubatch.start).tolist()
-            self._outputs.append(_Output(dict(zip(wanted, rows, strict=True)), logits))
-        if self._timing:
-            print(
-                f"ubatch: {len(ubatch.token)} of {params.n_tokens} rows, graph {entry.uid},"
-                f" {seconds * 1e3:.2f} ms, build {built * 1e3:.0f} ms",
-                file=sys.stderr,
-            )
+    def apply_shifts(self) -> None:
+        """Rotate the keys of cells whose positions have changed."""
+        if self.store.shifted:
+            with self.changing_regions("a shift of positions"):
+                self.store.apply_shifts(self.model.hp, self.model.rope_factors())
 
-    def _params(self, ubatch: Ubatch) -> GraphParams:
-        decode = one_row_each(ubatch.seq_id)
-        n_tokens = bucket(len(ubatch.token), self.n_ubatch, decode=decode)
-        return GraphParams(
-            n_tokens=n_tokens,
-            n_out=1 if len(ubatch.out) <= 1 else n_tokens,
-            gtype=GType.DECODE if decode else GType.PREFILL,
-            cparams=self._cparams,
-            weights_version=self.model.weights_version,
-        )
+    # --- states ---------------------------------------------------------------------------------
 
-    def _inputs(self, ubatch: Ubatch, params: GraphParams) -> tuple[np.ndarray, np.ndarray]:
-        first = self.memory.first_cell(ubatch.seq_id)
-        cell = first + ubatch.pos
-        rows = rows_matrix(
-            params.n_tokens,
-            n_cells=self.memory.n_cells,
-            token=ubatch.token,
-            pos=ubatch.pos,
-            cell=cell,
-            first=first,
-            last=cell,
-        )
-        out_rows = np.zeros(params.n_out, np.int32)
-        out_rows[: len(ubatch.out)] = ubatch.out
-        return rows, out_rows
+    def state_save(
+        self, seq: int | None = None, path: str | os.PathLike[str] | None = None
+    ) -> bytes:
+        """All that the context remembers, or one sequence, with the outputs of the last batch.
+
+        With `path` it is also written to a file, which is replaced as a whole or, with a
+        `StateError`, not at all. Of one sequence only the output of its last token is saved, if it
+        is among those of the last batch.
+        """
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise UsageError(f"path is {path!r}, not a path")
+        with self.alone():
+            number = self._checked_seq(seq)
+            self.apply_shifts()
+            with device_errors("a state could not be saved"):
+                state = collect(self.store, self.history, self._saved_outputs(), number)
+                data = encode(state, self._form())
+        if path is not None:
+            write_file(path, data)
+        return data
+
+    def state_load(
+        self,
+        source: bytes | bytearray | memoryview | str | os.PathLike[str],
+        seq: int | None = None,
+    ) -> None:
+        """Go on from what `state_save` returned or wrote: of the whole context, which replaces
+        everything, or of one sequence, which becomes sequence `seq` of this context.
+
+        The context may have other sizes than the one that was saved, but for the same model and
+        types of K and V. The outputs are then those saved: a single sequence's last token is row 0.
+        Raises `StateError`, and nothing has changed, for data that is damaged or foreign, and if
+        it does not fit.
+        """
+        with self.alone():
+            number = self._checked_seq(seq)
+            if not isinstance(source, bytes | bytearray | memoryview | str | os.PathLike):
+                raise UsageError(f"a state is bytes or a path, not {type(source).__name__}")
+            data = read_file(source) if isinstance(source, str | os.PathLike) else source
+            state = decode(data, self._form())
+            load = prepare(self.store, state, number)
+            with self.changing_regions("a load"):
+                self.store.adopt(load.write())
+                record(self.history, state, number)
+                self._take_outputs(state.outputs)
+
+    def _checked_seq(self, seq: int | None) -> int | None:
+        if seq is None:
+            return None
+        check_range("seq", seq, 0, self.n_seq_max - 1)
+        return int(seq)
+
+    def _form(self) -> ModelForm:
+        hp, weights = self.model.hp, self.model.weights
+        digest = model_digest(hp, weights.view(weights.leaves))
+        return model_form(self.store.plan, digest, n_vocab=hp.n_vocab, n_embd=hp.n_embd)
+
+    def _saved_outputs(self) -> SavedOutputs:
+        hp = self.model.hp
+        rows = self._all_outputs(hp.n_embd if self.embeddings_only else hp.n_vocab)
+        index = np.array(sorted(self._outputs), np.int32)
+        return SavedOutputs(self._n_batch, index, rows, self.embeddings_only)
+
+    def _take_outputs(self, saved: SavedOutputs) -> None:
+        self.forget_outputs()
+        if saved.embeddings == self.embeddings_only:
+            rows = saved.rows.astype(np.float32)  # a copy: what was loaded from may go away
+            self._outputs = {index: (rows, i) for i, index in enumerate(saved.index.tolist())}
+            self._n_batch = saved.n_batch
+
+    # --- counters -------------------------------------------------------------------------------
+
+    def _count_graph(self, built: int, reasons: Counter[str]) -> None:
+        counters = self.graphs.counters
+        if counters.built == built:
+            self._perf.n_reused += 1
+            return
+        self._perf.n_built += 1
+        self._perf.rebuilt_by.update(counters.rebuilt_by - reasons)
 
     def _count(self, gtype: GType, n: int, seconds: float) -> None:
         if gtype is GType.DECODE:
-            self.perf.n_eval += n
-            self.perf.eval_seconds += seconds
+            self._perf.n_eval += n
+            self._perf.eval_seconds += seconds
         else:
-            self.perf.n_p_eval += n
-            self.perf.p_eval_seconds += seconds
+            self._perf.n_p_eval += n
+            self._perf.p_eval_seconds += seconds
 
 
-def check_sizes(n_ctx: int, n_ubatch: int) -> None:
+def default_kv_types(exact: bool) -> tuple[str, str]:
+    """Types of K and V unless others are asked for."""
+    return ("f32", "f32") if exact else ("f16", "f16")
+
+
+def check_sizes(n_ctx: int, n_batch: int, n_ubatch: int) -> None:
     """Raise `UsageError` for sizes that no context can have."""
-    _check_range("n_ctx", n_ctx, 1, 1 << 24)
-    _check_range("n_ubatch", n_ubatch, 1, 1 << 16)
+    check_range("n_ctx", n_ctx, 1, 1 << 24)
+    check_range("n_batch", n_batch, 1, 1 << 24)
+    check_range("n_ubatch", n_ubatch, 1, 1 << 16)
 
 
-def _check_range(name: str, value: int, low: int, high: int) -> None:
+def check_range(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
         raise UsageError(f"{name} is {value!r}; allowed: {low} to {high}")
 
 
-def _check_position(name: str, value: int) -> int:
-    _check_range(name, value, -(1 << 31), (1 << 31) - 1)
-    return int(value)
-
-
-def check_memory(
-    hp: HParams, n_cells: int, exact: bool, weights_bytes: int, device: Device
-) -> None:
+def check_memory(plan: MemoryPlan, weights_bytes: int, device: Device) -> None:
     """Refuse what the host cannot hold: to ask for it would end the process."""
     total = host_memory() if device.platform == "cpu" else None
-    kv_bytes = n_cells * hp.kv_bytes_per_cell(4 if exact else 2)
-    if total is not None and weights_bytes + kv_bytes > total:
+    if total is not None and weights_bytes + plan.nbytes > total:
         raise UsageError(
-            f"the weights need {weights_bytes / 2**30:.1f} GiB and a context of {n_cells} places"
-            f" {kv_bytes / 2**30:.1f} GiB for keys and values, there are"
+            f"the weights need {weights_bytes / 2**30:.1f} GiB and the context"
+            f" {plan.nbytes / 2**30:.1f} GiB for what it remembers, there are"
             f" {total / 2**30:.1f} GiB of memory: lower -c/--n-ctx, or use a smaller model"
         )

@@ -29,6 +29,11 @@ class BatchError(MinferError):
     """A batch was refused before anything changed."""
 
 
+class StateError(MinferError):
+    """A saved state is damaged or foreign, does not fit, or could not be read or written; nothing
+    has changed."""
+
+
 class ContextFullError(MinferError):
     """A prompt does not fit into the context; raised before any compute."""
 

@@ -93,12 +93,13 @@ def generate(
 def _check_room(context: Context, n_prompt: int) -> None:
     """Raise `ContextFullError` unless the prompt fits with room for at least one token."""
     n_past = context.memory.n_past()
-    if n_past + n_prompt >= context.n_ctx:
+    n_ctx = context.n_ctx_seq
+    if n_past + n_prompt >= n_ctx:
         held = f" after the {n_past} it holds" if n_past else ""
         raise ContextFullError(
             f"the prompt has {n_prompt} tokens and the context has room for"
-            f" {context.n_ctx - n_past - 1}{held} (n_ctx is {context.n_ctx}, and one place is kept"
-            " for the answer): raise -c/--n-ctx or shorten the prompt"
+            f" {n_ctx - n_past - 1}{held} (n_ctx is {n_ctx}, and one place is kept for the answer):"
+            " raise -c/--n-ctx or shorten the prompt"
         )
 
 
@@ -145,7 +146,7 @@ class _Loop:
                 return
             yield token
             n += 1
-            if n == self.n_predict or self.context.memory.free_cells() == 0:
+            if n == self.n_predict or self.context.memory.n_past() == self.context.n_ctx_seq:
                 break
             seconds = self.evaluate([token])
             if seconds is None:
@@ -156,15 +157,19 @@ class _Loop:
 
     def evaluate(self, tokens: Sequence[int]) -> float | None:
         """Run the model on `tokens`; seconds without the building of graphs, None if aborted."""
-        built = self.context.perf.build_seconds
+        built = self.context.perf().build_seconds
         started = time.perf_counter()
-        status = self.context.decode(Batch(token=tokens), abort=self.abort)
+        n_batch, n_past = self.context.n_batch, self.context.memory.n_past()
+        for begin in range(0, len(tokens), n_batch):
+            part = Batch(token=tokens[begin : begin + n_batch])
+            status = self.context.decode(part, abort=self.abort)
+            if status == 1:
+                raise ContextFullError(f"no room in the context for {len(tokens)} tokens")
+            if status == 2:
+                self.context.memory.seq_rm(0, n_past)
+                self.out.finish_reason = "abort"
+                return None
         seconds = time.perf_counter() - started
-        if status == 1:
-            raise ContextFullError(f"no room in the context for {len(tokens)} tokens")
-        if status == 2:
-            self.out.finish_reason = "abort"
-            return None
-        build = self.context.perf.build_seconds - built
+        build = self.context.perf().build_seconds - built
         self.out.stats.build_s += build
         return seconds - build

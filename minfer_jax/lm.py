@@ -18,13 +18,21 @@ import numpy as np
 
 from minfer_jax.batch import Batch
 from minfer_jax.chat import ChatTemplate
-from minfer_jax.context import Context, check_memory, check_sizes
+from minfer_jax.context import (
+    N_BATCH,
+    Context,
+    check_memory,
+    check_sizes,
+    default_kv_types,
+)
 from minfer_jax.device import AUTO, device_errors, select_device, settle_threads
-from minfer_jax.errors import ContextFullError, MinferError, TemplateError, UsageError
+from minfer_jax.embedding import Embedder, Text
+from minfer_jax.errors import ContextFullError, MinferError, ModelError, TemplateError, UsageError
 from minfer_jax.generate import FinishReason, GenerateStats, Generation, generate
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.graph.cache import GraphCache, GraphCounters, trace_build
 from minfer_jax.hub import resolve
+from minfer_jax.memory.plan import MemoryPlan, plan_memory
 from minfer_jax.models.model import Model
 from minfer_jax.models.packing import weight_form
 from minfer_jax.models.registry import architecture
@@ -70,7 +78,10 @@ class LanguageModel:
         model: Model,
         *,
         n_ctx: int,
+        n_batch: int,
         n_ubatch: int,
+        kv_types: tuple[str, str] | None,
+        swa_full: bool,
         exact: bool,
         flash_attn: bool,
         settings: Settings,
@@ -81,7 +92,10 @@ class LanguageModel:
         self.model = model
         self._file = file
         self._settings = settings
+        self._n_batch = n_batch
         self._n_ubatch = n_ubatch
+        self._kv_types = kv_types
+        self._swa_full = swa_full
         self._exact = exact
         self._flash_attn = flash_attn
         self._scratch = self.context(n_ctx=n_ctx)
@@ -107,6 +121,11 @@ class LanguageModel:
         return self._scratch.n_ctx
 
     @property
+    def memory_plan(self) -> MemoryPlan:
+        """What the scratch context remembers, and how much memory that takes."""
+        return self._scratch.store.plan
+
+    @property
     def graphs(self) -> GraphCache:
         """The scratch context's table of graphs."""
         return self._scratch.graphs
@@ -116,20 +135,68 @@ class LanguageModel:
         """What that table did so far."""
         return self.graphs.counters
 
-    def context(self, *, n_ctx: int, n_seq_max: int = 1) -> Context:
+    def context(
+        self,
+        *,
+        n_ctx: int,
+        n_seq_max: int = 1,
+        n_batch: int | None = None,
+        n_ubatch: int | None = None,
+        kv_unified: bool = False,
+        kv_types: tuple[str, str] | None = None,
+        swa_full: bool | None = None,
+        n_snapshots: int = 0,
+        embeddings: bool = False,
+    ) -> Context:
         """An independent context; contexts of equal geometry share their compiled graphs.
 
-        Its `n_ctx` places are shared evenly by `n_seq_max` sequences.
+        Its `n_ctx` places are shared evenly by `n_seq_max` sequences, or with `kv_unified` freely,
+        so that a prefix in common is stored once. Recurrent layers keep `n_snapshots` earlier
+        states of each sequence, to go back to. With `embeddings` the context makes hidden states
+        instead of logits. What is left out is as in `load`.
         """
         return Context(
             self.model,
             n_ctx=n_ctx,
             n_seq_max=n_seq_max,
-            n_ubatch=self._n_ubatch,
+            n_batch=self._n_batch if n_batch is None else n_batch,
+            n_ubatch=self._n_ubatch if n_ubatch is None else n_ubatch,
+            kv_unified=kv_unified,
+            kv_types=kv_types or self._kv_types,
+            swa_full=self._swa_full if swa_full is None else swa_full,
+            n_snapshots=n_snapshots,
+            embeddings=embeddings,
             exact=self._exact,
             flash_attn=self._flash_attn,
             settings=self._settings,
         )
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """Texts to vectors, in a context of its own of `n_ctx` tokens."""
+        return Embedder(
+            self._file,
+            self.model.hp,
+            n_ctx=self.n_ctx,
+            tokenizer=lambda: self.tokenizer,
+            context=self.context,
+        )
+
+    def embed(
+        self,
+        text: Text | Sequence[Text],
+        pooling: str | None = None,
+        normalize: bool | int = True,
+    ) -> np.ndarray | list[np.ndarray]:
+        """The vector of a text or of token ids: float32 [n_embd]; of several, [k, n_embd].
+
+        `pooling` is none, mean, cls, last or rank, by default what the file says ("none" if it says
+        nothing): with "none" a text becomes [n_tokens, n_embd] (several texts a list of these),
+        with "rank" the scores of a re-ranker, never normalized, of a query and a document with a
+        tab between them. `normalize` is True for euclidean length 1, or a number as
+        `--embd-normalize` takes it. Raises as `Embedder.stream`.
+        """
+        return self.embedder.embed(text, pooling, normalize)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after every token of a fresh sequence: float32 [len(ids), n_vocab].
@@ -137,13 +204,16 @@ class LanguageModel:
         Raises `BatchError` for bad ids and `ContextFullError` if they do not fit.
         """
         context = self._claim()
-        if context.decode(Batch(token=ids, logits=[True] * len(ids))) == 1:
-            raise ContextFullError(
-                f"{len(ids)} tokens do not fit into a context of {context.n_ctx}: raise n_ctx"
-            )
-        logits = context.all_logits()
-        context.clear()  # which would keep them a second time
-        return logits
+        parts = []
+        for start in range(0, max(len(ids), 1), context.n_batch):
+            part = ids[start : start + context.n_batch]
+            if context.decode(Batch(token=part, logits=[True] * len(part))) == 1:
+                raise ContextFullError(
+                    f"{len(ids)} tokens do not fit into a context of {context.n_ctx}: raise n_ctx"
+                )
+            parts.append(context.all_logits())
+        context.memory.clear()  # which would keep them a second time
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def prompt_ids(
         self, prompt: str | Sequence[int], *, template: bool = False, system: str | None = None
@@ -230,8 +300,12 @@ class LanguageModel:
 
     def _claim(self) -> Context:
         """The scratch context, empty, for one more call."""
+        if self.model.hp.encoder:
+            raise ModelError(
+                f"{self.path}: {self.model.hp.arch} models make embeddings, not text: use embed"
+            )
         self._calls += 1
-        self._scratch.clear()
+        self._scratch.memory.clear()
         return self._scratch
 
     def _while_current(self, pieces: Iterator[str], call: int) -> Iterator[str]:
@@ -252,7 +326,10 @@ def load(
     *,
     n_ctx: int = 2048,
     exact: bool = False,
+    n_batch: int = N_BATCH,
     n_ubatch: int = 512,
+    kv_types: tuple[str, str] | None = None,
+    swa_full: bool = False,
     flash_attn: bool = True,
     device: str | None = None,
     progress: Progress | None = None,
@@ -262,24 +339,30 @@ def load(
     (or `MINFER_MODEL`). What is not here yet is fetched.
 
     `n_ctx` is the context in tokens, 0 for all that the model was trained for. `exact` means
-    float32 activations and KV, and full precision in every product. `n_ubatch` is the most prompt
-    tokens per graph call. `progress` is told of the bytes loaded.
+    float32 activations and KV, and full precision in every product. `n_batch` is the most rows of a
+    batch, `n_ubatch` of one call of a graph. `kv_types` are the types of K and V: f32, f16 (the
+    default), bf16, q8_0, q4_0. With `swa_full` sliding-window layers keep all of their tokens, not
+    only those that the next one sees. `progress` is told of the bytes loaded.
 
     Raises `FetchError`, `GGUFError`, `ModelError` or `UsageError`.
     """
     started = time.perf_counter()
     settings = settings or Settings.from_env()
-    check_sizes(n_ctx or 1, n_ubatch)
-    for flag, value in (("exact", exact), ("flash_attn", flash_attn)):
+    check_sizes(n_ctx or 1, n_batch, n_ubatch)
+    for flag, value in (("exact", exact), ("flash_attn", flash_attn), ("swa_full", swa_full)):
         if not isinstance(value, bool):
             raise UsageError(f"{flag} is {value!r}; allowed: True, False")
     name = os.fspath(name) if name is not None else settings.model
     file = open_gguf(resolve(name, models_dir=settings.models_dir))
     hp = architecture(file).hparams(file)
     n_ctx = n_ctx or hp.n_ctx_train
+    if hp.encoder:
+        n_ctx = min(n_ctx, hp.n_ctx_train)  # there are no positions past it
     settle_threads()
     chosen = select_device(device or AUTO)
-    check_memory(hp, n_ctx, exact, sum(t.nbytes or 0 for t in file.tensors.values()), chosen)
+    kinds = kv_types or default_kv_types(exact)
+    plan = plan_memory(hp, n_ctx=n_ctx, n_ubatch=n_ubatch, swa_full=swa_full, types=kinds)
+    check_memory(plan, sum(t.nbytes or 0 for t in file.tensors.values()), chosen)
     form = weight_form(chosen, exact=exact, kernels=settings.kernels)
     opened = time.perf_counter()
     on_build = trace_build if settings.rebuild_trace else None
@@ -296,7 +379,10 @@ def load(
         file,
         model,
         n_ctx=n_ctx,
+        n_batch=n_batch,
         n_ubatch=n_ubatch,
+        kv_types=kv_types,
+        swa_full=swa_full,
         exact=exact,
         flash_attn=flash_attn,
         settings=settings,

@@ -52,6 +52,8 @@ class Settings:
     """`MINFER_REBUILD_TRACE=1`: one line on stderr for every graph that is built, with why."""
     verify_graph: bool = False
     """`MINFER_VERIFY_GRAPH=1`: trace every new graph twice and compare the jaxprs."""
+    batch_debug: bool = False
+    """`MINFER_BATCH_DEBUG=1`: a line on stderr for every ubatch that a batch is split into."""
     reuse_disabled: bool = False
     """`MINFER_GRAPH_REUSE_DISABLE=1`: build a graph for every ubatch, to measure reuse."""
     fuse_qkv: bool = True
@@ -86,6 +88,7 @@ class Settings:
             timing=flag("MINFER_TIMING"),
             rebuild_trace=flag("MINFER_REBUILD_TRACE"),
             verify_graph=flag("MINFER_VERIFY_GRAPH"),
+            batch_debug=flag("MINFER_BATCH_DEBUG"),
             reuse_disabled=flag("MINFER_GRAPH_REUSE_DISABLE"),
             fuse_qkv=not flag("MINFER_NO_FUSE_QKV"),
             fuse_ffn=not flag("MINFER_NO_FUSE_FFN"),

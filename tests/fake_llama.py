@@ -43,7 +43,23 @@ def llama_state_seq_set_data(context, state, size, seq):
     held.extend(state)
     return 0 if held == [66] else size
 def llama_batch_get_one(array, n): return list(array[:n])
+def llama_batch_init(n, embd, n_seq_max):
+    assert embd == 0
+    return SimpleNamespace(
+        n_tokens=0, token=[None] * n, pos=[None] * n, n_seq_id=[None] * n, logits=[None] * n,
+        seq_id=[[None] * n_seq_max for _ in range(n)],
+    )
+def llama_batch_free(batch): _log("free", batch.n_tokens)
+def llama_free(context): _log("end", context)
+def llama_memory_seq_cp(memory, source, target, p0, p1): _log("copy", source, target, p0, p1)
+def llama_memory_seq_rm(memory, seq, p0, p1):
+    _log("remove", seq, p0, p1)
+    return p0 != 6
 def llama_decode(context, batch):
+    if not isinstance(batch, list):
+        fields = batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits
+        _log("rows", batch.n_tokens, [list(row) for row in zip(*fields, strict=True)])
+        return int(98 in batch.token)
     if batch == [99]:
         os.write(2, b"the last words\\n\\n")
         os._exit(3)

@@ -15,7 +15,7 @@ def context(load_tiny):
 
 
 def fresh_logits(context, tokens):
-    context.clear()
+    context.memory.clear()
     context.decode(Batch(token=tokens))
     return context.logits()
 
@@ -39,9 +39,9 @@ def test_a_batch_is_one_call_and_single_tokens_are_as_many(context):
     ours.fill([])
     assert context.memory.n_past() == 0
     ours.run(0, TOKENS[:6], 6)
-    assert (context.perf.n_p_eval, context.perf.n_eval) == (6, 0)
+    assert (context.perf().n_p_eval, context.perf().n_eval) == (6, 0)
     ours.run(0, TOKENS[:6], 1)
-    assert (context.perf.n_p_eval, context.perf.n_eval) == (6, 6)
+    assert (context.perf().n_p_eval, context.perf().n_eval) == (6, 6)
 
 
 @pytest.mark.parametrize(("built", "low", "high"), [(1, -1001e9, -900e9), (0, 0, 900e9)])
@@ -53,7 +53,7 @@ def test_building_a_graph_is_not_under_the_clock_but_looking_one_up_is(
     decode = context.decode
 
     def slow(batch, *, abort):
-        context.perf.build_seconds += 1000.0
+        context.perf().build_seconds += 1000.0
         context.graphs.counters.built += built
         return decode(batch, abort=abort)
 

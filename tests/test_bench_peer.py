@@ -65,6 +65,19 @@ def test_it_says_what_it_is_and_computes_what_it_is_told(log, processes):
     ]
 
 
+def test_several_sequences_in_a_context_of_their_own(log):
+    with started(None, abort=never) as peer:
+        peer.load(Path("/some.gguf"), **SIZES)
+        peer.open(n_ctx=90, n_seq_max=3, kv_unified=True)
+        prefill, steps = peer.run_batched([(1, 2)], [(3, 4, 5)])
+    assert prefill > 0 and steps > 0
+    calls = read_log(log)
+    sizes = [call[1] for call in calls if call[0] == "context"][-1]
+    assert (sizes["n_ctx"], sizes["n_seq_max"], sizes["kv_unified"]) == (90, 3, True)
+    tokens = [[row[0] for row in call[2]] for call in calls if call[0] == "rows"]
+    assert tokens == [[1, 2], [3, 4, 5]]
+
+
 @pytest.mark.parametrize(("on_cpu", "layers"), [(True, 0), (False, 9999)])
 def test_it_computes_where_we_do(on_cpu, layers, log):
     with started(sys.executable, abort=never) as peer:

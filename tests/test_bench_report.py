@@ -8,10 +8,10 @@ import pytest
 
 from minfer_jax.bench.profile import Node, Profile
 from minfer_jax.bench.report import (
-    Table,
     as_csv,
     as_json,
     as_row,
+    bench_table,
     foot_lines,
     head_lines,
     profile_lines,
@@ -106,7 +106,7 @@ def cells(line):
 
 
 def test_the_table_has_llama_benchs_columns():
-    table = Table(show_ubatch=False, peer=None)
+    table = bench_table(show_ubatch=False, peer=None)
     head, rule = table.head()
     assert cells(head) == [
         *("model", "size", "params", "backend", "threads", "test", "t/s", "median"),
@@ -121,7 +121,7 @@ def test_the_table_has_llama_benchs_columns():
 
 
 def test_the_table_with_a_peer_and_another_ubatch():
-    table = Table(show_ubatch=True, peer="llama.cpp 9.9")
+    table = bench_table(show_ubatch=True, peer="llama.cpp 9.9")
     assert cells(table.head()[0])[5:] == [
         *("n_ubatch", "test", "t/s", "median", "llama.cpp 9.9", "ratio"),
     ]
@@ -132,7 +132,10 @@ def test_the_table_with_a_peer_and_another_ubatch():
 
 def test_large_models_are_counted_in_billions():
     large = {**row(), "model_size": 3 << 30, "model_n_params": 7_240_000_000}
-    assert cells(Table(show_ubatch=False, peer=None).row(large))[1:3] == ["3.00 GiB", "7.24 B"]
+    assert cells(bench_table(show_ubatch=False, peer=None).row(large))[1:3] == [
+        "3.00 GiB",
+        "7.24 B",
+    ]
 
 
 def test_the_head_names_machine_versions_model_and_flags():

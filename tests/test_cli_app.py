@@ -8,7 +8,7 @@ from test_cli_main import request_parser, run_cli
 from minfer_jax.cli import generate as command
 from minfer_jax.sampling import SamplingParams
 
-COMMANDS = ("generate", "info", "tokenize", "doctor")
+COMMANDS = ("generate", "bench", "embed", "info", "tokenize", "doctor")
 
 
 @pytest.fixture

@@ -169,6 +169,12 @@ def test_flags_reach_the_request(argv, changes, request_of):
         ),
         (["--sweep", "ubatch", "--values", "1", "--ubatch-size", "2"], "leave -ub/--n-ubatch out"),
         (["--sweep", "depth", "--values", "1", "-d", "0"], "leave -d/--n-depth out"),
+        (["-npp", "8"], "-npp needs --batched"),
+        (["-ntg", "8"], "-ntg needs --batched"),
+        (["-npl", "8"], "-npl needs --batched"),
+        (["-pps"], "-pps needs --batched"),
+        (["--kv-unified"], "--kv-unified needs --batched"),
+        (["--ctx-size", "8"], "-c/--n-ctx needs --batched"),
         (["--bogus"], "No such option: --bogus; see `minfer-jax bench --help`"),
         (["--device", "nonsense", *SHORT], "--device nonsense: jax finds no such device here"),
         (

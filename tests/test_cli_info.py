@@ -51,9 +51,10 @@ def test_json_has_it_all(model, capfd):
     assert report["memory"] == {
         "weights_bytes": 10258,
         "kv_bytes_per_token": KV_BYTES,
+        "state_bytes_per_sequence": 0,
         "n_ctx": 100,
-        "kv_bytes": 100 * KV_BYTES,
-        "total_bytes": 10258 + 100 * KV_BYTES,
+        "kv_bytes": 256 * KV_BYTES,  # whole blocks
+        "total_bytes": 10258 + 256 * KV_BYTES,
     }
 
 

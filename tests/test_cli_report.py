@@ -13,6 +13,7 @@ from minfer_jax.cli.report import FirstToken, RunReport
 from minfer_jax.generate import GenerateStats, Generation
 from minfer_jax.graph.cache import GraphCounters
 from minfer_jax.lm import LoadSeconds
+from minfer_jax.memory.plan import CacheSpec, MemoryPlan
 
 STATS = GenerateStats(
     n_prompt=40,
@@ -35,6 +36,19 @@ COUNTERS = GraphCounters(
 )
 
 
+CACHE = CacheSpec(
+    layers=(0, 1),
+    n_head_kv=2,
+    head_dim_k=64,
+    head_dim_v=64,
+    types=("q8_0", "f16"),
+    window=0,
+    n_stream=1,
+    stream_cells=2048,
+    stream_size=2048,
+    n_seq=1,
+)
+PLAN = MemoryPlan(caches=(CACHE,))
 BEFORE = {"start": 0.25, "open": 0.5}
 
 
@@ -43,6 +57,7 @@ def model(counters: GraphCounters) -> Any:
         path="m.gguf",
         n_ctx=2048,
         counters=counters,
+        memory_plan=PLAN,
         load_seconds=LoadSeconds(0.125, 0.25),
         model=SimpleNamespace(device=SimpleNamespace(platform="cpu")),
     )
@@ -70,6 +85,8 @@ def test_lines_go_to_stderr(capfd):
         " + prefill 0.50 + rest 0.25",
         "Graphs: 2 built (1 of them from disk), 9 reused, 1 evicted;"
         " built for: first 1, n_tokens 1",
+        # 2 layers x 2 heads x (68 + 128) bytes
+        "Memory: 1.5 MiB, K q8_0 and V f16, 0.8 KiB a token",
         "Device: cpu; seed 42; stopped by stop",
     ]
 
@@ -86,6 +103,13 @@ def test_json_is_one_object_on_stdout(capfd):
         "finish_reason": "stop",
         "seed": 42,
         "n_ctx": 2048,
+        "memory": {
+            "type_k": "q8_0",
+            "type_v": "f16",
+            "bytes_per_token": 784,
+            "bytes_per_sequence": 0,
+            "bytes": 784 * 2048,
+        },
         "n_prompt": 40,
         "n_generated": 11,
         "prefill_s": 0.5,

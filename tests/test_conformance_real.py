@@ -46,7 +46,7 @@ def case(request, tmp_path_factory) -> tuple[LanguageModel, Golden]:
 def teacher_forced(context: Context, prompt: dict[str, Any]) -> np.ndarray:
     """Logits after every token of prompt and greedy continuation: prefill, then step by step."""
     ids, greedy = prompt["ids"], prompt["greedy"]
-    context.clear()
+    context.memory.clear()
     assert context.decode(Batch(token=ids, logits=[True] * len(ids))) == 0
     rows = [context.all_logits()]
     for token in greedy:

@@ -13,6 +13,7 @@ import pytest
 from minfer_jax.batch import Batch
 from minfer_jax.context import Context, check_memory
 from minfer_jax.errors import BatchError, MinferError, UsageError
+from minfer_jax.memory.plan import plan_memory
 from minfer_jax.settings import Settings
 
 RNG = np.random.default_rng(7)
@@ -21,7 +22,7 @@ TOKENS = RNG.integers(0, 128, 520).tolist()
 
 def everything(context: Context, tokens: list[int]) -> np.ndarray:
     """All rows of logits of one batch in an emptied context."""
-    context.clear()
+    context.memory.clear()
     assert context.decode(Batch(token=tokens, logits=[True] * len(tokens))) == 0
     return context.all_logits()
 
@@ -42,7 +43,7 @@ def test_logits_of_any_subset_of_rows(load_tiny):
     context = load_tiny("qwen3-dense", n_ubatch=8).context(n_ctx=64)
     tokens = TOKENS[:20]
     want = everything(context, tokens)
-    context.clear()
+    context.memory.clear()
     wanted = [i in (0, 7, 8, 19) for i in range(20)]
     context.decode(Batch(token=tokens, logits=wanted))
     np.testing.assert_allclose(context.all_logits(), want[wanted], atol=1e-5 * want.std())
@@ -61,7 +62,7 @@ def test_no_room_is_1_and_changes_nothing(load_tiny):
     assert context.memory.n_past() == 10
     np.testing.assert_array_equal(context.logits(), logits)
     assert context.decode(Batch(token=TOKENS[10:16])) == 0  # exactly full
-    assert context.memory.free_cells() == 0
+    assert context.memory.n_past() == context.n_ctx_seq
 
 
 def test_a_bad_batch_changes_nothing(load_tiny):
@@ -78,7 +79,7 @@ def test_going_back_and_on_again(load_tiny):
     context = load_tiny("gemma3-dense").context(n_ctx=128)
     want = everything(context, TOKENS[:60])
     context.decode(Batch(token=TOKENS[100:140]))
-    context.memory.truncate(50)
+    context.memory.seq_rm(0, 50)
     context.decode(Batch(token=TOKENS[50:60], logits=[True] * 10))
     np.testing.assert_allclose(context.all_logits(), want[50:], atol=1e-4 * want.std())
 
@@ -111,7 +112,7 @@ def test_a_failed_step_clears_the_context_and_says_so(load_tiny, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(context.graphs, "get", broken)
-        with pytest.raises(MinferError, match="context was cleared: RESOURCE_EXHAUSTED"):
+        with pytest.raises(MinferError, match=r"RESOURCE_EXHAUSTED.*; the context was cleared"):
             context.decode(Batch(token=[9]))
     assert context.memory.n_past() == 0
     np.testing.assert_array_equal(everything(context, TOKENS[:5]), want)
@@ -120,7 +121,7 @@ def test_a_failed_step_clears_the_context_and_says_so(load_tiny, monkeypatch):
 def test_an_interrupt_after_the_call_keeps_the_earlier_tokens(load_tiny, monkeypatch):
     context = load_tiny("llama-dense").context(n_ctx=64)
     want = everything(context, TOKENS[:6])
-    context.memory.truncate(5)
+    context.memory.seq_rm(0, 5)
     get = context.graphs.get
 
     class Interrupted:
@@ -149,7 +150,7 @@ def test_an_interrupt_during_the_call_is_held_back_until_the_regions_are_bound(
 ):
     context = load_tiny("llama-dense").context(n_ctx=64)
     want = everything(context, TOKENS[:6])
-    context.memory.truncate(5)
+    context.memory.seq_rm(0, 5)
     get = context.graphs.get
 
     def interrupted(params):
@@ -167,7 +168,7 @@ def test_an_interrupt_during_the_call_is_held_back_until_the_regions_are_bound(
         with pytest.raises(KeyboardInterrupt):
             context.decode(Batch(token=[9]))
     assert context.memory.n_past() == 5
-    assert not any(region.is_deleted() for region in context.memory.regions())
+    assert not any(region.is_deleted() for region in context.store.regions())
     context.decode(Batch(token=TOKENS[5:6]))
     np.testing.assert_allclose(context.logits(), want[5], atol=1e-5 * want.std())
 
@@ -231,7 +232,7 @@ def test_every_prompt_length_builds_no_more_graphs_than_there_are_buckets(load_t
     context = load_tiny("llama-gqa-dense", exact=False).context(n_ctx=640)
     before = context.graphs.counters.built
     for n in range(1, 601):
-        context.clear()
+        context.memory.clear()
         assert context.decode(Batch(token=TOKENS[:1] * n)) == 0
     assert {e.params.n_tokens for e in context.graphs.entries} == {1, 32, 128, 512}
     assert context.graphs.counters.built - before == 4
@@ -245,10 +246,10 @@ def test_a_hundred_tokens_take_two_graphs_and_a_second_prompt_none(load_tiny):
         context.decode(Batch(token=[token]))
     counters = context.graphs.counters
     assert (counters.built, counters.reused) == (2, 99)
-    context.clear()
+    context.memory.clear()
     context.decode(Batch(token=TOKENS[:31]))
     assert (counters.built, counters.reused) == (2, 100)
-    perf = context.perf
+    perf = context.perf()
     assert (perf.n_p_eval, perf.n_eval) == (51, 100)
     assert perf.build_seconds > 0 and perf.eval_seconds > 0 and perf.p_eval_seconds > 0
 
@@ -321,13 +322,13 @@ def test_what_the_machine_cannot_hold_is_refused(load_tiny):
     cpu = jax.devices("cpu")[0]
     gpu = SimpleNamespace(id=0, platform="gpu", device_kind="")
     hp = load_tiny("llama-dense").model.hp
-    n_ctx = 2**50 // hp.kv_bytes_per_cell(2)
-    with pytest.raises(UsageError, match=rf"a context of {n_ctx} places 1048576\.0 GiB"):
-        check_memory(hp, n_ctx, False, 0, cpu)
+    plan = plan_memory(hp, n_ctx=2**50 // hp.kv_bytes_per_cell(2))
+    with pytest.raises(UsageError, match=r"the context 1048576\.0 GiB for what it remembers"):
+        check_memory(plan, 0, cpu)
     with pytest.raises(UsageError, match=r"the weights need 1048576\.0 GiB"):
-        check_memory(hp, 1, False, 2**50, cpu)
-    check_memory(hp, n_ctx, False, 2**50, gpu)  # its memory is not this machine's
-    check_memory(hp, 64, True, 2**20, cpu)
+        check_memory(plan_memory(hp, n_ctx=1), 2**50, cpu)
+    check_memory(plan, 2**50, gpu)  # its memory is not this machine's
+    check_memory(plan_memory(hp, n_ctx=64), 2**20, cpu)
 
 
 def test_timing_line(load_tiny, capsys):

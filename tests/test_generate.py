@@ -33,27 +33,31 @@ class ScriptedContext:
 
     def __init__(self, script, n_ctx=64, n_past=0, clock=None, seconds=0.5, build=2.0):
         self.script = script
-        self.n_ctx = n_ctx
+        self.n_ctx = self.n_ctx_seq = self.n_batch = n_ctx
         self.held = n_past
         self.memory = self
-        self.perf = SimpleNamespace(build_seconds=7.0)
+        self._perf = SimpleNamespace(build_seconds=7.0)
         self.decoded = []
         self._clock, self._seconds, self._build = clock or Clock(), seconds, build
 
     def n_past(self):
         return self.held
 
-    def free_cells(self):
-        return self.n_ctx - self.held
+    def perf(self):
+        return self._perf
+
+    def seq_rm(self, seq, p0):
+        assert seq == 0 and p0 <= self.held
+        self.held = p0
 
     def decode(self, batch, *, abort=None):
         assert batch.logits is None
-        if len(batch.token) > self.free_cells():
+        if len(batch.token) > self.n_ctx - self.held:
             return 1
         if abort is not None and abort():
             return 2
         if len(batch.token) not in map(len, self.decoded):
-            self.perf.build_seconds += self._build
+            self._perf.build_seconds += self._build
             self._clock.now += self._build
         self._clock.now += self._seconds
         self.decoded.append(list(batch.token))
@@ -383,9 +387,9 @@ def test_greedy_is_the_argmax_of_the_whole_sequences_logits(tiny, tiny_ids):
     text, out, context = run_tiny(tiny, n_predict=12)
     assert out.ids == tiny_ids
     assert text == "".join(f"{i} " for i in tiny_ids)
-    assert (context.perf.n_p_eval, context.perf.n_eval) == (8, 11)
+    assert (context.perf().n_p_eval, context.perf().n_eval) == (8, 11)
     assert context.memory.n_past() == 8 + 11
-    assert out.stats.build_s == context.perf.build_seconds
+    assert out.stats.build_s == context.perf().build_seconds
 
 
 def test_a_continued_context_goes_on_where_it_was(tiny, tiny_ids):
@@ -399,11 +403,11 @@ def test_an_end_token_of_a_real_model(tiny, tiny_ids):
     _, out, context = run_tiny(tiny, eog=[end], n_predict=12)
     n = tiny_ids.index(end)
     assert (out.ids, out.finish_reason) == (tiny_ids[:n], "stop")
-    assert (context.perf.n_p_eval, context.perf.n_eval) == (8, n)
+    assert (context.perf().n_p_eval, context.perf().n_eval) == (8, n)
 
 
 def test_a_real_context_is_filled_to_its_end(tiny, tiny_ids):
     _, out, context = run_tiny(tiny, context=tiny.context(n_ctx=16), n_predict=-1)
     assert (out.ids, out.finish_reason) == (tiny_ids[:9], "length")
-    assert context.memory.free_cells() == 0
+    assert context.memory.n_past() == context.n_ctx_seq
     assert context.decode(Batch(token=[1])) == 1

@@ -29,6 +29,9 @@ def test_every_field_is_part_of_the_identity():
         "fuse_ffn": False,
         "kv_format": ("f32", "f16"),
         "exact": True,
+        "kv_map": True,
+        "embd_input": True,
+        "embeddings": True,
     }
     for name, value in other.items():
         cparams = dataclasses.replace(BASE.cparams, **{name: value})

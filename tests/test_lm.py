@@ -11,11 +11,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from steps import step_of
 from tiny_models import golden
 
 import minfer_jax as mj
 from minfer_jax.generate import Generation
-from minfer_jax.graph.params import CParams, GraphParams, GType
 from minfer_jax.lm import LanguageModel, load
 from minfer_jax.settings import Settings
 from minfer_jax.tokenizer import from_metadata
@@ -104,10 +104,8 @@ def test_layers_of_equal_shape_are_traced_once(smollm2_path, tmp_path):
     layer's FFN again, for one row instead of 32; two products in attention.
     """
     lm = load(smollm2_path, n_ctx=256, settings=Settings(home=tmp_path, kernels="xla"))
-    params = GraphParams(n_tokens=32, n_out=1, gtype=GType.PREFILL, cparams=CParams(n_ctx=256))
-    int32 = [jax.ShapeDtypeStruct(shape, "int32") for shape in ((5, 32), (1,))]
-    args = (lm.model.weights.leaves, lm.context(n_ctx=256).memory.abstract_regions(), *int32)
-    jaxpr = jax.make_jaxpr(lm.model.make_step(), static_argnums=0)(params, *args)
+    make_step, params, args = step_of(lm.model, 32)
+    jaxpr = jax.make_jaxpr(make_step(), static_argnums=0)(params, *args)
     assert str(jaxpr).count("dot_general[") == 4 + 2 + 2 + 2
 
 
@@ -229,7 +227,7 @@ def test_a_model_without_a_tokenizer_still_has_logits(load_tiny):
 
 def test_rebuild_trace(load_tiny, capsys):
     load_tiny("llama-dense", rebuild_trace=True).logits([1, 2, 3])
-    assert "built because of first: n_tokens=32 n_out=32 gtype=prefill" in capsys.readouterr().err
+    assert "built because of first: n_tokens=32 n_out=16 gtype=prefill" in capsys.readouterr().err
 
 
 def test_a_second_model_of_the_file_finds_its_graphs_loaded(smollm2_path, tmp_path):

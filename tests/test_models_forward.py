@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 from jax.extend.core import jaxprs_in_params
+from steps import step_of
 from tiny_models import write_tiny
 
 from minfer_jax.batch import Batch
 from minfer_jax.context import Context
 from minfer_jax.gguf import open_gguf
-from minfer_jax.graph.inputs import Rows
-from minfer_jax.graph.params import CParams, GraphParams, GType
 from minfer_jax.models.model import Model
 from minfer_jax.models.packing import WeightForm
 from minfer_jax.settings import Settings
@@ -263,18 +262,8 @@ def test_fused_and_separate_products_give_the_same_logits(models, settings, vari
 
 def product_rows(model, *, n_tokens=8, n_out=8, **cparams):
     """Rows of every product with a weight in a graph, in order."""
-    params = GraphParams(
-        n_tokens=n_tokens,
-        n_out=n_out,
-        gtype=GType.PREFILL,
-        cparams=CParams(n_ctx=64, **cparams),
-    )
-    d = [(2 * N_KV, 256, D), (2 * N_KV, 256, D_V)]  # of two layers
-    kv = tuple(jax.ShapeDtypeStruct(shape, np.float16) for shape in d)
-    rows = jax.ShapeDtypeStruct((len(Rows._fields), n_tokens), np.int32)
-    out_rows = jax.ShapeDtypeStruct((n_out,), np.int32)
-    trace = jax.make_jaxpr(model.make_step(), static_argnums=0)
-    shapes = products(trace(params, model.weights.leaves, kv, rows, out_rows))
+    make_step, params, args = step_of(model, n_tokens, n_out=n_out, **cparams)
+    shapes = products(jax.make_jaxpr(make_step(), static_argnums=0)(params, *args))
     return [shape[0] for shape in shapes if len(shape) == 2]
 
 

@@ -1,18 +1,16 @@
 """What a model's graphs are made of: in-place KV, no cache-sized copies, pure traces."""
 
-import dataclasses
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from steps import step_of
+from tiny_models import ARCHS
 
 from minfer_jax.batch import Batch
 from minfer_jax.context import Context
 from minfer_jax.graph.compile import CompiledGraph, verify_structural
-from minfer_jax.graph.inputs import Rows
-from minfer_jax.graph.params import CParams, GraphParams, GType
 
 DECODE = Batch(token=[5])
 PREFILL = Batch(token=list(range(20)))
@@ -33,10 +31,10 @@ def lm(load_tiny):
 def test_kv_is_updated_in_place(lm, batch):
     context = lm.context(n_ctx=64)
     context.decode(batch)  # the first step's regions are new
-    before = context.memory.regions()
+    before = context.store.regions()
     pointers = [region.unsafe_buffer_pointer() for region in before]
     context.decode(batch)
-    after = context.memory.regions()
+    after = context.store.regions()
     assert [region.unsafe_buffer_pointer() for region in after] == pointers
     assert all(region.is_deleted() for region in before)
 
@@ -51,7 +49,7 @@ def test_cost_of_a_step_does_not_grow_with_n_ctx(load_tiny, name, batch, kind):
         context = load_tiny(name, exact=kind == "exact").context(n_ctx=n_ctx)
         executable = compiled(context, batch).run
         analysis = executable.memory_analysis()
-        assert analysis.alias_size_in_bytes == sum(r.nbytes for r in context.memory.regions())
+        assert analysis.alias_size_in_bytes == sum(r.nbytes for r in context.store.regions())
         text = executable.as_text()
         assert f",{n_ctx}," in text  # the regions are there
         moved = r"= \S*[\[,]" + str(n_ctx) + r"[,\]]\S* (copy|convert|transpose|concatenate)\("
@@ -61,34 +59,46 @@ def test_cost_of_a_step_does_not_grow_with_n_ctx(load_tiny, name, batch, kind):
     assert abs(temp[8192] - temp[512]) < 4096
 
 
-def step_args(lm, context: Context, n_tokens: int) -> tuple[GraphParams, tuple]:
-    params = GraphParams(
-        n_tokens=n_tokens,
-        n_out=1,
-        gtype=GType.DECODE if n_tokens == 1 else GType.PREFILL,
-        cparams=CParams(n_ctx=64),
-    )
-    rows = jax.ShapeDtypeStruct((len(Rows._fields), n_tokens), jnp.int32)
-    out = jax.ShapeDtypeStruct((1,), jnp.int32)
-    return params, (lm.model.weights.leaves, context.memory.abstract_regions(), rows, out)
+STEPS = {
+    "decode": Batch(token=[5]),
+    "decode of several": Batch(token=[5] * 3, seq_id=range(3)),
+    "prefill": PREFILL,
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", ["mamba-dense", "mamba2-dense", "rwkv6-dense", "jamba-dense"])
+def test_cost_of_a_step_does_not_grow_with_the_slots_of_states(load_tiny, name, step):
+    """Slots are two a sequence."""
+    temp = []
+    for n_seq_max in (23, 231):
+        context = load_tiny(name).context(n_ctx=512, n_seq_max=n_seq_max, kv_unified=True)
+        executable = compiled(context, STEPS[step]).run
+        analysis = executable.memory_analysis()
+        assert analysis.alias_size_in_bytes == sum(r.nbytes for r in context.store.regions())
+        text = executable.as_text()
+        assert f",{2 * n_seq_max}," in text  # the regions are there
+        moved = rf"= \S*[\[,]{2 * n_seq_max}[,\]]\S* (copy|convert|transpose|concatenate)\("
+        assert re.findall(moved, text) == []
+        temp.append(analysis.temp_size_in_bytes)
+    assert abs(temp[1] - temp[0]) < 4096
 
 
 @pytest.mark.parametrize("flags", [{}, {"flash_attn": False, "fuse_qkv": False, "fuse_ffn": False}])
 @pytest.mark.parametrize("n_tokens", [1, 32])
-@pytest.mark.parametrize("name", ["llama-dense", "qwen2-dense", "qwen3-dense", "gemma3-dense"])
+@pytest.mark.parametrize("name", ARCHS)
 def test_traces_are_pure(load_tiny, name, n_tokens, flags):
     lm = load_tiny(name, exact=False)
-    params, args = step_args(lm, lm.context(n_ctx=64), n_tokens)
-    cparams = dataclasses.replace(params.cparams, **flags)
-    verify_structural(lm.model.make_step, dataclasses.replace(params, cparams=cparams), args)
+    make_step, params, args = step_of(lm.model, n_tokens, **flags)
+    verify_structural(make_step, params, args)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 32])
 def test_jax_settings_do_not_change_a_trace(lm, n_tokens):
-    params, args = step_args(lm, lm.context(n_ctx=64), n_tokens)
+    make_step, params, args = step_of(lm.model, n_tokens)
 
     def trace() -> str:
-        text = str(jax.make_jaxpr(lm.model.make_step(), static_argnums=0)(params, *args))
+        text = str(jax.make_jaxpr(make_step(), static_argnums=0)(params, *args))
         return re.sub(r" at 0x[0-9a-f]+", "", text)
 
     plain = trace()
@@ -101,7 +111,7 @@ def test_an_all_rows_graph_differs_from_a_last_row_graph_only_in_rows(lm):
     tokens = list(range(3, 20))
     context.decode(Batch(token=tokens))
     last = context.logits()
-    context.clear()
+    context.memory.clear()
     context.decode(Batch(token=tokens, logits=[True] * len(tokens)))
     everything = context.all_logits()
     assert everything.shape == (len(tokens), lm.model.hp.n_vocab)

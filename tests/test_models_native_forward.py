@@ -8,14 +8,12 @@ import jax
 import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
+from steps import step_of
 from tiny_models import read_spec, write_tiny
 
 from minfer_jax.batch import Batch
 from minfer_jax.context import Context
 from minfer_jax.gguf import open_gguf
-from minfer_jax.graph.inputs import Rows
-from minfer_jax.graph.params import CParams, GraphParams, GType
-from minfer_jax.memory.kv import KVMemory
 from minfer_jax.models.model import Model
 from minfer_jax.models.packing import WeightForm
 from minfer_jax.ops.cpu.library import target
@@ -68,7 +66,7 @@ def logits(model, tmp_path_factory):
 
     def get(made, *, exact=False, flash_attn=True, **flags):
         running = context(made, tuple(flags.items()), exact, flash_attn)
-        running.clear()
+        running.memory.clear()
         out = []
         for tokens in (TOKENS[:30], TOKENS[30:50], *([token] for token in TOKENS[50:])):
             assert running.decode(Batch(token=tokens, logits=[True] * len(tokens))) == 0
@@ -128,17 +126,8 @@ def test_separate_products_give_the_same_logits(kernels, model, logits, name):
 
 
 def trace(model, n_tokens, **cparams):
-    params = GraphParams(
-        n_tokens=n_tokens,
-        n_out=1,
-        gtype=GType.DECODE if n_tokens == 1 else GType.PREFILL,
-        cparams=CParams(n_ctx=256, **cparams),
-    )
-    memory = KVMemory(model.hp, n_ctx=256, kv_format=("f16", "f16"), device=model.device)
-    rows = jax.ShapeDtypeStruct((len(Rows._fields), n_tokens), np.int32)
-    out_rows = jax.ShapeDtypeStruct((1,), np.int32)
-    step = jax.make_jaxpr(model.make_step(), static_argnums=0)
-    return step(params, model.weights.leaves, memory.abstract_regions(), rows, out_rows)
+    make_step, params, args = step_of(model, n_tokens, **cparams)
+    return jax.make_jaxpr(make_step(), static_argnums=0)(params, *args)
 
 
 def equations(jaxpr):
@@ -182,10 +171,10 @@ def test_number_of_kernels(kernels, model, name, n_tokens, flags, products, atte
 def test_regions_are_updated_in_place(kernels, model, tmp_path, tokens):
     context = Context(model("gemma3-dense"), n_ctx=64, settings=Settings(home=tmp_path))
     assert context.decode(Batch(token=tokens)) == 0  # the first step's regions are new
-    before = context.memory.regions()
+    before = context.store.regions()
     pointers = [region.unsafe_buffer_pointer() for region in before]
     assert context.decode(Batch(token=tokens)) == 0
-    after = context.memory.regions()
+    after = context.store.regions()
     assert [region.unsafe_buffer_pointer() for region in after] == pointers
     assert all(region.is_deleted() for region in before)
     executable = context.graphs.entries[0].compiled.run

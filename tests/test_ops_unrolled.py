@@ -219,3 +219,14 @@ def test_leaves_are_the_planes_and_the_rest_is_static():
     assert jax.tree.unflatten(treedef, leaves) == w
     assert treedef not in (jax.tree.structure(w.rows(0, 3)), jax.tree.structure(w.rows(1, 4)))
     assert jax.tree.structure(w.rows(0, 3)) != jax.tree.structure(w.rows(1, 4))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_rows_from_a_traced_start(n):
+    w, values = weight(GGMLType.Q4_K, 100)
+    run = jax.jit(lambda x, w, start: w.rows(10, 90).dynamic_rows(start, 33).matmul(x))
+    for start in (0, 20, 47):  # the last 33 of the 80 rows
+        expected = rows(n) @ values[10 + start : 43 + start].T
+        out = np.asarray(run(rows(n), w, np.int32(start)))
+        assert out.shape == (n, 33)
+        np.testing.assert_allclose(out, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

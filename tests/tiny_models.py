@@ -1,8 +1,8 @@
 """Two-layer random models out of the specs in `tests/data/archs`.
 
 The goldens' logits were computed on these weights, which are a pure function of a tensor's name
-and a seed: Philox bits as uniform numbers in +-0.1732, norm weights moved by 1, RoPE factors
-between 1 and 4.5.
+and a seed: Philox bits as uniform numbers in +-0.1732, norm weights moved by 1, decays made
+negative, RoPE factors between 1 and 4.5.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def tensor_values(name: str, n: int) -> np.ndarray:
     key = [zlib.crc32(name.encode()), SEED]
     bits = np.random.Philox(key=key).random_raw((n + 1) // 2).view(np.uint32)[:n]
     x = ((bits.astype(np.float64) / 2.0**32 - 0.5) * (2 * 0.1732)).astype(np.float32)
+    if name.endswith(".ssm_a"):  # decays
+        return -np.abs(x) - np.float32(0.01)
     if name.startswith("rope_f"):
         return np.abs(x) * np.float32(20.0) + np.float32(1.0)
     return x + np.float32(1.0) if "norm" in name and name.endswith(".weight") else x

@@ -12,7 +12,7 @@ from minfer_jax.context import Context
 class OurSide:
     """`abort` is asked before every call of a graph; `KeyboardInterrupt` is raised if it says yes.
 
-    The clock leaves out the building of graphs, which `Context.perf` reports apart.
+    The clock leaves out the building of graphs, which `Context.perf()` reports apart.
     """
 
     def __init__(self, context: Context, *, abort: Callable[[], bool] = lambda: False) -> None:
@@ -21,18 +21,19 @@ class OurSide:
 
     def fill(self, tokens: Sequence[int]) -> None:
         """A new sequence that holds `tokens`."""
-        self.context.clear()
-        if tokens:
-            self._decode(tokens)
+        self.context.memory.clear()
+        n_batch = self.context.n_batch
+        for start in range(0, len(tokens), n_batch):
+            self._decode(tokens[start : start + n_batch])
 
     def run(self, keep: int, tokens: Sequence[int], n_batch: int) -> int:
         """Go back to the first `keep` tokens, then evaluate `tokens`, `n_batch` a call.
 
         Nanoseconds of the evaluation. Every call waits for its logits.
         """
-        self.context.memory.truncate(keep)
+        self.context.memory.seq_rm(0, keep)
         calls = [tokens[i : i + n_batch] for i in range(0, len(tokens), n_batch)]
-        counters, perf = self.context.graphs.counters, self.context.perf
+        counters, perf = self.context.graphs.counters, self.context.perf()
         built, build_seconds = counters.built, perf.build_seconds
         started = time.perf_counter_ns()
         for call in calls:

@@ -93,6 +93,19 @@ class PeerSide:
         """As `OurSide.run`, by the peer's own clock. `keep` must be all that `fill` was given."""
         return self._ask("run", keep=keep, tokens=list(tokens), n_batch=n_batch)
 
+    def open(self, *, n_ctx: int, n_seq_max: int, kv_unified: bool) -> None:
+        """As `OurBatchedSide.open`, all else as in `load`."""
+        self._ask("open", n_ctx=n_ctx, n_seq_max=n_seq_max, kv_unified=kv_unified)
+
+    def run_batched(
+        self, prompts: Sequence[Sequence[int]], steps: Sequence[Sequence[int]]
+    ) -> tuple[int, int]:
+        """As `OurBatchedSide.run_batched`, by the peer's own clocks."""
+        prefill, generation = self._ask(
+            "run_batched", prompts=[list(p) for p in prompts], steps=[list(s) for s in steps]
+        )
+        return prefill, generation
+
     def close(self) -> None:
         """End the process and those that it has started, whatever they are doing."""
         process = self._process

@@ -56,29 +56,21 @@ def as_csv(rows: Sequence[Row]) -> str:
     return out.getvalue().rstrip("\n")
 
 
-class Table:
-    """The Markdown table. Lines can be printed one by one, as tests end."""
+@dataclass(frozen=True)
+class Column:
+    """One column of a Markdown table."""
 
-    def __init__(self, *, show_ubatch: bool, peer: str | None) -> None:
-        self._columns = [
-            _Column("model", -24, lambda row: row["model_type"]),
-            _Column("size", 10, lambda row: _size(row["model_size"])),
-            _Column("params", 9, lambda row: _count(row["model_n_params"])),
-            _Column("backend", -8, lambda row: row["backends"]),
-            _Column("threads", 7, lambda row: str(row["n_threads"])),
-        ]
-        if show_ubatch:
-            self._columns.append(_Column("n_ubatch", 8, lambda row: str(row["n_ubatch"])))
-        self._columns += [
-            _Column("test", 14, name_of),
-            _Column("t/s", 17, lambda row: f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}"),
-            _Column("median", 9, lambda row: f"{row['median_ts']:.2f}"),
-        ]
-        if peer:
-            self._columns += [
-                _Column(peer, len(peer), lambda row: f"{row['peer']['median_ts']:.2f}"),
-                _Column("ratio", 6, lambda row: f"{row['peer']['ratio']:.2f}x"),
-            ]
+    title: str
+    width: int
+    """Characters; negative for text, which is set to the left."""
+    text: Callable[[Row], str]
+
+
+class MarkdownTable:
+    """A Markdown table. Lines can be printed one by one, as tests end."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = columns
 
     def head(self) -> list[str]:
         rule = (f"{'-' * (abs(c.width) - 1)}{'-' if c.width < 0 else ':'}" for c in self._columns)
@@ -93,6 +85,30 @@ class Table:
             for c, text in zip(self._columns, texts, strict=True)
         ]
         return f"| {' | '.join(cells)} |"
+
+
+def bench_table(*, show_ubatch: bool, peer: str | None) -> MarkdownTable:
+    """llama-bench's columns, with the median and the peer's beside it."""
+    columns = [
+        Column("model", -24, lambda row: row["model_type"]),
+        Column("size", 10, lambda row: _size(row["model_size"])),
+        Column("params", 9, lambda row: _count(row["model_n_params"])),
+        Column("backend", -8, lambda row: row["backends"]),
+        Column("threads", 7, lambda row: str(row["n_threads"])),
+    ]
+    if show_ubatch:
+        columns.append(Column("n_ubatch", 8, lambda row: str(row["n_ubatch"])))
+    columns += [
+        Column("test", 14, name_of),
+        Column("t/s", 17, lambda row: f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}"),
+        Column("median", 9, lambda row: f"{row['median_ts']:.2f}"),
+    ]
+    if peer:
+        columns += [
+            Column(peer, len(peer), lambda row: f"{row['peer']['median_ts']:.2f}"),
+            Column("ratio", 6, lambda row: f"{row['peer']['ratio']:.2f}x"),
+        ]
+    return MarkdownTable(columns)
 
 
 def head_lines(setup: Row) -> list[str]:
@@ -156,14 +172,6 @@ def name_of(row: Row) -> str:
     """As `Workload.name`."""
     kind = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
     return kind + (f" @ d{row['n_depth']}" if row["n_depth"] else "")
-
-
-@dataclass(frozen=True)
-class _Column:
-    title: str
-    width: int
-    """Characters; negative for text, which is set to the left."""
-    text: Callable[[Row], str]
 
 
 def _flat(row: Row) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def measure(
     Only one side computes at a time, and each repetition starts from the same tokens.
     """
     began = datetime.now(UTC)
-    counters, perf = ours.context.graphs.counters, ours.context.perf
+    counters, perf = ours.context.graphs.counters, ours.context.perf()
     built, evicted, seconds = counters.built, counters.evicted, perf.build_seconds
     depth, timed = workload.n_depth, tokens[workload.n_depth :]
     sides: list[Side] = [ours] if peer is None else [ours, peer]

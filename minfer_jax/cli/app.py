@@ -92,9 +92,15 @@ def generate(
     n_ctx: Annotated[
         int, typer.Option("-c", "--n-ctx", "--ctx-size", help="Context in tokens; 0: the model's.")
     ] = 2048,
+    n_batch: Annotated[
+        int, typer.Option("-b", "--n-batch", "--batch-size", help="Prompt tokens per batch.")
+    ] = 2048,
     n_ubatch: Annotated[
         int, typer.Option("-ub", "--n-ubatch", "--ubatch-size", help="Prompt tokens per call.")
     ] = 512,
+    type_k: flags.TypeK = None,
+    type_v: flags.TypeV = None,
+    swa_full: flags.SwaFull = False,
     seed: Annotated[int, typer.Option("-s", "--seed", help="-1 draws one.")] = 42,
     temp: Annotated[float, typer.Option("--temp", help="0: always the likeliest token.")] = 0.8,
     top_k: Annotated[int, typer.Option("--top-k", help="0: off.")] = 40,
@@ -135,7 +141,10 @@ def generate(
         no_template=no_template,
         n_predict=n_predict,
         n_ctx=n_ctx,
+        n_batch=n_batch,
         n_ubatch=n_ubatch,
+        kv_types=flags.kv_types(type_k, type_v, exact),
+        swa_full=swa_full,
         sampling=SamplingParams(
             seed=seed,
             temp=temp,
@@ -209,13 +218,68 @@ def bench(
     profile: Annotated[
         bool, typer.Option("--profile", help="Instead: the decode step by node, sorted by time.")
     ] = False,
+    batched: Annotated[
+        bool,
+        typer.Option(
+            "--batched", help="Instead: several sequences at once, llama-batched-bench's."
+        ),
+    ] = False,
+    n_pp: Annotated[
+        list[str] | None, typer.Option("-npp", help="Batched: prompt lengths, such as 128,512.")
+    ] = None,
+    n_tg: Annotated[
+        list[str] | None, typer.Option("-ntg", help="Batched: tokens to generate in a sequence.")
+    ] = None,
+    n_pl: Annotated[
+        list[str] | None, typer.Option("-npl", help="Batched: numbers of sequences, such as 1,8.")
+    ] = None,
+    pp_shared: Annotated[
+        bool, typer.Option("-pps", help="Batched: one prompt, shared by all sequences.")
+    ] = False,
+    kv_unified: Annotated[
+        bool,
+        typer.Option("--kv-unified", help="Batched: one run of cells for all sequences."),
+    ] = False,
+    n_ctx: Annotated[
+        int | None,
+        typer.Option(
+            "-c",
+            "--n-ctx",
+            "--ctx-size",
+            help="Batched: context in tokens, of all sequences. Default: what each test needs.",
+            show_default=False,
+        ),
+    ] = None,
     debug: flags.Debug = False,
 ) -> int:
     """Measure tokens per second, with llama-bench's tests and columns."""
     from minfer_jax.cli import bench as command
 
-    command.refuse_ignored(_typed(ctx), sweep=sweep, profile=profile)
     numbers = command.numbers
+    if batched:
+        from minfer_jax.cli import bench_batched
+
+        bench_batched.refuse_ignored(_typed(ctx))
+        return bench_batched.run_batched(
+            bench_batched.BatchedRequest(
+                model=model,
+                n_pp=numbers("-npp", n_pp, bench_batched.PP),
+                n_tg=numbers("-ntg", n_tg, bench_batched.TG),
+                n_pl=numbers("-npl", n_pl, bench_batched.PL),
+                pp_shared=pp_shared,
+                kv_unified=kv_unified,
+                n_ctx=n_ctx,
+                repetitions=repetitions,
+                threads=threads,
+                n_ubatch=n_ubatch,
+                exact=exact,
+                device=device,
+                output=output,
+                peer=peer,
+                peer_python=peer_python,
+            )
+        )
+    command.refuse_ignored(_typed(ctx), sweep=sweep, profile=profile)
     request = command.BenchRequest(
         model=model,
         n_prompt=numbers("-p/--n-prompt", n_prompt, command.PROMPT),
@@ -235,6 +299,59 @@ def bench(
         profile=profile,
     )
     return command.run_bench(request)
+
+
+@_app.command()
+def embed(
+    model: flags.Model = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("-p", "--prompt", help="A text; may be repeated.", show_default=False),
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("-f", "--file", help="A file with a text in each line. Default: stdin."),
+    ] = None,
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            "--pooling",
+            help="none, mean, cls, last or rank. Default: the model's.",
+            show_default=False,
+        ),
+    ] = None,
+    embd_normalize: Annotated[
+        int,
+        typer.Option(
+            "--embd-normalize", help="-1: none, 0: to the range of int16, 2: euclidean, N: N-norm."
+        ),
+    ] = 2,
+    n_ctx: Annotated[
+        int,
+        typer.Option("-c", "--n-ctx", "--ctx-size", help="Most tokens of a text; 0: the model's."),
+    ] = 2048,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="float32 activations and KV, full precision.")
+    ] = False,
+    threads: flags.Threads = None,
+    device: flags.Device = "auto",
+    json: flags.Json = False,
+    debug: flags.Debug = False,
+) -> int:
+    """Print a vector for each text, one a line."""
+    from minfer_jax.cli import embed as command
+
+    request = command.EmbedRequest(
+        model=model,
+        pooling=pooling,
+        normalize=embd_normalize,
+        n_ctx=n_ctx,
+        exact=exact,
+        threads=threads,
+        device=device,
+        json=json,
+    )
+    return command.run_embed(request, command.read_texts(prompt, file))
 
 
 @_app.command()

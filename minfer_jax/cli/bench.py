@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from minfer_jax.cli.bench_output import FORMATS, Printer, announce
 from minfer_jax.cli.interrupt import cleaned_up_on_termination, stop_on_interrupt
 from minfer_jax.cli.request import check_threads
 from minfer_jax.cli.session import load_model, local_file, note
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
 PROMPT, GEN, DEPTH = (512,), (128,), (0,)
 
-_UBATCH = 512  # shown only where it is another, as llama-bench does
-_FORMATS = ("md", "csv", "json")
-_MOST_TOKENS = 1 << 20
-_MOST_REPETITIONS = 1000
-_MOST_UBATCH = 1 << 16
+UBATCH = 512  # shown only where it is another, as llama-bench does
+MOST_TOKENS = 1 << 20
+MOST_REPETITIONS = 1000
+MOST_UBATCH = 1 << 16
 
 
 class _Swept(NamedTuple):
@@ -46,6 +45,14 @@ _SWEEPS = {
     "depth": _Swept("n_depth", "-d/--n-depth", "n_depth"),
 }
 _NOT_PROFILED = {"n_prompt": "-p", "n_gen": "-n", "repetitions": "-r"}
+_BATCHED_ONLY = {
+    "n_pp": "-npp",
+    "n_tg": "-ntg",
+    "n_pl": "-npl",
+    "pp_shared": "-pps",
+    "kv_unified": "--kv-unified",
+    "n_ctx": "-c/--n-ctx",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,28 +83,19 @@ class BenchRequest:
             ("-d/--n-depth", self.n_depth),
         ):
             for value in values:
-                _within(flag, value, 0, _MOST_TOKENS)
-        _within("-r/--repetitions", self.repetitions, 1, _MOST_REPETITIONS)
-        _within("-ub/--n-ubatch", self.n_ubatch, 1, _MOST_UBATCH)
+                within(flag, value, 0, MOST_TOKENS)
+        within("-r/--repetitions", self.repetitions, 1, MOST_REPETITIONS)
+        within("-ub/--n-ubatch", self.n_ubatch, 1, MOST_UBATCH)
         check_threads(self.threads)
-        _one_of("-o/--output", self.output, _FORMATS)
+        one_of("-o/--output", self.output, FORMATS)
         if not self.profile and not any(self.n_prompt) and not any(self.n_gen):
             raise UsageError("nothing to measure: both -p and -n are 0")
         if self.profile and self.output == "csv":
             raise UsageError("--profile has no CSV form: give -o md or -o json")
-        self._check_peer()
-        self._check_sweep()
-
-    def _check_peer(self) -> None:
-        from minfer_jax.bench.peer import PEERS
-
-        if self.peer is None:
-            if self.peer_python is not None:
-                raise UsageError("--peer-python needs --peer")
-            return
-        _one_of("--peer", self.peer, PEERS)
-        if self.profile:
+        check_peer(self.peer, self.peer_python)
+        if self.profile and self.peer is not None:
             raise UsageError("--profile looks at our own decode step: leave --peer out")
+        self._check_sweep()
 
     def _check_sweep(self) -> None:
         if self.sweep is None:
@@ -105,7 +103,7 @@ class BenchRequest:
                 if given:
                     raise UsageError(f"{flag} needs --sweep {'|'.join(_SWEEPS)}")
             return
-        _one_of("--sweep", self.sweep, tuple(_SWEEPS))
+        one_of("--sweep", self.sweep, tuple(_SWEEPS))
         if self.profile:
             raise UsageError("--profile looks at one setting: leave --sweep out")
         if not self.values:
@@ -114,9 +112,9 @@ class BenchRequest:
             if self.sweep == "threads":
                 check_threads(value, "--values")
             elif self.sweep == "ubatch":
-                _within("--values", value, 1, _MOST_UBATCH)
+                within("--values", value, 1, MOST_UBATCH)
             else:
-                _within("--values", value, 0, _MOST_TOKENS)
+                within("--values", value, 0, MOST_TOKENS)
 
     def argv(self, value: int | None = None) -> list[str]:
         """The flags that ask for the same, or for the tests of one value of the sweep alone."""
@@ -141,7 +139,11 @@ class BenchRequest:
 
 
 def refuse_ignored(typed: Collection[str], *, sweep: str | None, profile: bool) -> None:
-    """Raise `UsageError` if one of the `typed` parameters has no meaning beside another flag."""
+    """Raise `UsageError` if one of the `typed` parameters has no meaning beside another flag, or
+    without `--batched`."""
+    for param, flag in _BATCHED_ONLY.items():
+        if param in typed:
+            raise UsageError(f"{flag} needs --batched")
     if profile:
         for param, flag in _NOT_PROFILED.items():
             if param in typed:
@@ -238,10 +240,10 @@ def _bench(
 def _check_context(path: Path, tests: Sequence[Workload]) -> None:
     """Refuse tests of more tokens than the model was made for, where figures mean nothing."""
     from minfer_jax.gguf import open_gguf
-    from minfer_jax.models.hparams import read_hparams
+    from minfer_jax.models.registry import architecture
 
     with open_gguf(path) as file:
-        n_ctx_train = read_hparams(file).n_ctx_train
+        n_ctx_train = architecture(file).hparams(file).n_ctx_train
     largest = max(tests, key=lambda test: test.n_ctx)
     if largest.n_ctx > n_ctx_train:
         raise UsageError(
@@ -259,7 +261,7 @@ def _measure(
 ) -> None:
     """All tests, and the rows that come of them."""
     from minfer_jax.bench.ours import OurSide
-    from minfer_jax.bench.report import as_row
+    from minfer_jax.bench.report import as_row, head_lines
     from minfer_jax.bench.run import measure
     from minfer_jax.bench.workload import random_tokens
     from minfer_jax.device import device_errors
@@ -267,12 +269,12 @@ def _measure(
     ours = OurSide(lm.context(n_ctx=lm.n_ctx), abort=abort)
     setup = _setup(request, ours)
     known = None if peer is None else {"name": peer.name, "version": peer.version}
-    printer = _Printer(request, peer=known)
-    printer.head(setup)
+    printer = _printer(request, peer=known)
+    printer.head(head_lines(setup))
     tokens = random_tokens(lm.n_ctx, lm.model.hp.n_vocab)
     try:
         for test in tests:
-            _announce(f"measuring {test.name}")
+            announce(f"measuring {test.name}")
             with device_errors():
                 measured = measure(
                     test,
@@ -282,7 +284,7 @@ def _measure(
                     repetitions=request.repetitions,
                 )
             printer.row(as_row(setup, measured, known))
-        _announce("measuring the memory's bandwidth")
+        announce("measuring the memory's bandwidth")
         _add_totals(request, lm, tests, printer.rows)
     finally:
         printer.foot()
@@ -327,16 +329,17 @@ def _add_totals(
 
 def _sweep(request: BenchRequest) -> None:
     """Each value in its own process; this one starts no jax."""
+    from minfer_jax.bench.report import head_lines
     from minfer_jax.bench.sweep import bench_in_process
 
     assert request.sweep is not None
-    printer = _Printer(request, peer={"name": request.peer} if request.peer else None)
+    printer = _printer(request, peer={"name": request.peer} if request.peer else None)
     try:
         for value in request.values:
-            _announce(f"measuring with {request.sweep} {value}")
+            announce(f"measuring with {request.sweep} {value}")
             rows = bench_in_process(request.argv(value))
             if not printer.rows:
-                printer.head({**rows[0], "flags": " ".join(request.argv())})
+                printer.head(head_lines({**rows[0], "flags": " ".join(request.argv())}))
             for row in rows:
                 printer.row(row)
     finally:
@@ -369,7 +372,7 @@ def _profile(
     tokens = random_tokens(lm.n_ctx, lm.model.hp.n_vocab)
     profiles = []
     for test in tests:
-        _announce(f"tracing decode steps at depth {test.n_depth}")
+        announce(f"tracing decode steps at depth {test.n_depth}")
         with device_errors():
             profiles.append(profile_decode(test, tokens[: test.n_ctx], ours))
     if abort():  # in the last step, or since
@@ -382,53 +385,33 @@ def _profile(
         print("\n".join(["", *profile_lines(profile)]))
 
 
-class _Printer:
-    """Rows as they come for people, all at the end for programs."""
+def _printer(request: BenchRequest, *, peer: dict[str, str] | None) -> Printer:
+    from minfer_jax.bench.report import bench_table, foot_lines
 
-    def __init__(self, request: BenchRequest, *, peer: dict[str, str] | None) -> None:
-        from minfer_jax.bench.report import Table
-
-        self.rows: list[dict[str, Any]] = []
-        self._format = request.output
-        self._table = Table(
-            show_ubatch=request.n_ubatch != _UBATCH or request.sweep == "ubatch",
-            peer=" ".join(peer.values()) if peer else None,
-        )
-
-    def head(self, setup: dict[str, Any]) -> None:
-        from minfer_jax.bench.report import head_lines
-
-        if self._format == "md":
-            print("\n".join([*head_lines(setup), "", *self._table.head()]), flush=True)
-
-    def row(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        if self._format == "md":
-            print(self._table.row(row), flush=True)
-
-    def foot(self) -> None:
-        """What belongs to the rows so far; nothing if there are none."""
-        if not self.rows:
-            return
-        from minfer_jax.bench.report import as_csv, as_json, foot_lines
-
-        if self._format == "md":
-            print("\n".join(["", *foot_lines(self.rows)]))
-        else:
-            print(as_json(self.rows) if self._format == "json" else as_csv(self.rows))
+    table = bench_table(
+        show_ubatch=request.n_ubatch != UBATCH or request.sweep == "ubatch",
+        peer=" ".join(peer.values()) if peer else None,
+    )
+    return Printer(request.output, table, foot_lines)
 
 
-def _announce(work: str) -> None:
-    """A line on a terminal. What moves there would take time from what is measured."""
-    if sys.stderr.isatty():
-        print(f"{work}...", file=sys.stderr)
+def check_peer(peer: str | None, python: str | None) -> None:
+    """Raise `UsageError` for a peer that there is none of, or a Python for none."""
+    from minfer_jax.bench.peer import PEERS
+
+    if peer is not None:
+        one_of("--peer", peer, PEERS)
+    elif python is not None:
+        raise UsageError("--peer-python needs --peer")
 
 
-def _within(flag: str, value: int, low: int, high: int) -> None:
+def within(flag: str, value: int, low: int, high: int) -> None:
+    """Raise `UsageError` unless `value` is `low` to `high`."""
     if not low <= value <= high:
         raise UsageError(f"{flag} is {value}; allowed: {low} to {high}")
 
 
-def _one_of(flag: str, value: str, allowed: Sequence[str]) -> None:
+def one_of(flag: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise `UsageError` unless `value` is `allowed`."""
     if value not in allowed:
         raise UsageError(f"{flag} is {value!r}; allowed: {', '.join(allowed)}")

@@ -43,3 +43,26 @@ Debug = Annotated[
     bool,
     typer.Option("--debug", help="Show the traceback of errors.", callback=_set_debug),
 ]
+TypeK = Annotated[
+    str | None,
+    typer.Option(
+        "-ctk",
+        "--cache-type-k",
+        help="Type of cached keys: f32, f16, bf16, q8_0 or q4_0. Default: f16.",
+        show_default=False,
+    ),
+]
+TypeV = Annotated[
+    str | None,
+    typer.Option("-ctv", "--cache-type-v", help="The same of cached values.", show_default=False),
+]
+SwaFull = Annotated[
+    bool,
+    typer.Option("--swa-full", help="Sliding-window layers keep all tokens, not only a window."),
+]
+
+
+def kv_types(k: str | None, v: str | None, exact: bool) -> tuple[str, str] | None:
+    """The types asked for; None if neither was."""
+    default = "f32" if exact else "f16"
+    return None if k is None and v is None else (k or default, v or default)

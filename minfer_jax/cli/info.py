@@ -1,4 +1,4 @@
-"""`info`: what a file says of itself, without starting jax."""
+"""`info`: what a file says of itself, without starting a device."""
 
 from __future__ import annotations
 
@@ -59,22 +59,24 @@ def _tensor(info: TensorInfo) -> dict[str, Any]:
 
 
 def _memory(file: GGUFFile, n_ctx: int) -> dict[str, Any]:
-    """Bytes of the packed weights and of the KV regions in their default type, float16."""
-    from minfer_jax.models.hparams import read_hparams
+    """Bytes of the packed weights, and of what a context remembers in its default type, float16."""
+    from minfer_jax.memory.plan import plan_memory
+    from minfer_jax.models.registry import architecture
 
     weights = sum(info.nbytes or 0 for info in file.tensors.values())
     try:
-        hp = read_hparams(file)
+        hp = architecture(file).hparams(file)
+        n_ctx = n_ctx or hp.n_ctx_train
+        plan = plan_memory(hp, n_ctx=n_ctx)
     except MinferError as error:
         return {"weights_bytes": weights, "kv_unknown": str(error)}
-    n_ctx = n_ctx or hp.n_ctx_train
-    kv = hp.kv_bytes_per_cell(itemsize=2)
     return {
         "weights_bytes": weights,
-        "kv_bytes_per_token": kv,
+        "kv_bytes_per_token": plan.bytes_per_cell,
+        "state_bytes_per_sequence": plan.recurrent.bytes_per_slot if plan.recurrent else 0,
         "n_ctx": n_ctx,
-        "kv_bytes": kv * n_ctx,
-        "total_bytes": weights + kv * n_ctx,
+        "kv_bytes": plan.nbytes,
+        "total_bytes": weights + plan.nbytes,
     }
 
 
@@ -93,9 +95,12 @@ def _lines(report: dict[str, Any]) -> list[str]:
     lines += ["", "Memory", f"  weights       {memory['weights_bytes'] / mib:10.1f} MiB"]
     if "kv_unknown" in memory:
         return [*lines, f"  KV            unknown: {memory['kv_unknown']}"]
+    if memory["kv_bytes_per_token"]:
+        lines.append(f"  KV per token  {memory['kv_bytes_per_token'] / 1024:10.1f} KiB")
+    if memory["state_bytes_per_sequence"]:
+        lines.append(f"  a state       {memory['state_bytes_per_sequence'] / 1024:10.1f} KiB")
     return [
         *lines,
-        f"  KV per token  {memory['kv_bytes_per_token'] / 1024:10.1f} KiB",
         f"  KV in all     {memory['kv_bytes'] / mib:10.1f} MiB for n_ctx {memory['n_ctx']}, f16",
         f"  together      {memory['total_bytes'] / mib:10.1f} MiB",
     ]

@@ -11,6 +11,7 @@ from typing import Any
 from minfer_jax.generate import Generation
 from minfer_jax.graph.cache import GraphCounters
 from minfer_jax.lm import LanguageModel
+from minfer_jax.memory.plan import MemoryPlan
 
 
 @dataclass
@@ -67,6 +68,7 @@ class RunReport:
             f" {s.n_decoded} decode steps",
             f"{'Time to first token' if s.n_generated else 'Start-up'}: {_sum(self.stages)}",
             f"Graphs: {_counters(c)}",
+            f"Memory: {_memory(self.lm.memory_plan)}",
             f"Device: {self.lm.model.device.platform}; seed {self.run.seed};"
             f" stopped by {self.run.finish_reason}",
         ]
@@ -82,6 +84,7 @@ class RunReport:
             "finish_reason": self.run.finish_reason,
             "seed": self.run.seed,
             "n_ctx": self.lm.n_ctx,
+            "memory": self.lm.memory_plan.as_dict(),
             "n_prompt": s.n_prompt,
             "n_generated": s.n_generated,
             "prefill_s": round(s.prefill_s, 4),
@@ -100,6 +103,16 @@ def _sum(stages: Mapping[str, float]) -> str:
     parts = " + ".join(f"{name} {seconds:.2f}" for name, seconds in stages.items())
     since = "" if "start" in stages else " (without Python's own start)"
     return f"{sum(stages.values()):.2f} s = {parts}{since}"
+
+
+def _memory(plan: MemoryPlan) -> str:
+    parts = [f"{plan.nbytes / 2**20:.1f} MiB"]
+    if plan.caches:
+        k, v = plan.caches[0].types
+        parts.append(f"K {k} and V {v}, {plan.bytes_per_cell / 1024:.1f} KiB a token")
+    if plan.recurrent:
+        parts.append(f"states of {plan.recurrent.bytes_per_slot / 1024:.1f} KiB a sequence")
+    return ", ".join(parts)
 
 
 def _counters(c: GraphCounters) -> str:

@@ -24,7 +24,11 @@ class Request:
     no_template: bool
     n_predict: int
     n_ctx: int
+    n_batch: int = 2048
     n_ubatch: int
+    kv_types: tuple[str, str] | None = None
+    """None: what suits `exact`."""
+    swa_full: bool = False
     sampling: SamplingParams
     stop: list[str]
     flash_attn: str
@@ -37,6 +41,7 @@ class Request:
     def __post_init__(self) -> None:
         _at_least(-1, "-n/--n-predict", self.n_predict)
         _at_least(0, "-c/--n-ctx", self.n_ctx)
+        _at_least(1, "-b/--n-batch", self.n_batch)
         _at_least(1, "-ub/--n-ubatch", self.n_ubatch)
         check_threads(self.threads)
         if self.flash_attn not in ("on", "off", "auto"):

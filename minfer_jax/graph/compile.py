@@ -16,12 +16,13 @@ from minfer_jax.graph import disk
 from minfer_jax.graph.params import GraphParams
 
 Step = Callable[..., tuple[Any, Any]]
-"""(params, weights, kv, rows, out_rows) -> (logits, kv). `params` is static, `kv` is donated."""
+"""(params, weights, regions, inputs) -> (logits, regions). `params` is static, the regions are
+donated."""
 
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """An executable (weights, kv, rows, out_rows) -> (logits, kv), and what it took to get."""
+    """An executable (weights, regions, inputs) -> (logits, regions), and what it took to get."""
 
     run: Callable[..., tuple[Any, Any]]
     trace_seconds: float

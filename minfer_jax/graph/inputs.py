@@ -1,50 +1,90 @@
-"""What a step is fed besides weights and KV: one int32 matrix of rows, and the output rows.
+"""What a step is fed besides weights and regions. Positions, cells and windows are data.
 
-Positions, cells and windows are data. They travel as one array because every argument of an
-executable costs call overhead.
+Most of it is one int32 matrix of rows, because every argument of an executable costs call overhead:
+what a row is, and behind that what each part of the memory says of it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import Array
 
+Input = Any
+"""An array: traced within a graph, numpy's when it is called, a shape and type to trace with."""
+
+
+class StepInputs(NamedTuple):
+    """The arguments of one step."""
+
+    rows: Input
+    """int32 [fields, n_tokens]: `Rows`, then the fields of each cache and of the states."""
+    out_rows: Input
+    """Rows that reach the head: int32 [n_out]."""
+    maps: tuple[Input, ...] = ()
+    """Of each cache with mapped rows, positions and masks of its cells: int32 [1 + words, cells]"""
+    embd: Input | None = None
+    """The rows themselves where they are no tokens: float32 [n_tokens, n_embd]."""
+
 
 class Rows(NamedTuple):
-    """The rows of one ubatch, each field int32 [n_tokens]."""
+    """What the rows of one ubatch are, each field int32 [n_tokens]."""
 
     token: Array
     pos: Array
-    cell: Array
-    """Where the row's K and V are written; `n_cells` (dropped) for padding."""
-    first: Array
-    """First cell that the row attends to."""
-    last: Array
-    """Last cell that the row attends to; -1 for padding, which attends to nothing."""
+    seq: Array
+    """The sequence, as the memory numbers it; -1 for padding."""
 
-    @classmethod
-    def from_matrix(cls, matrix: Array) -> Rows:
-        return cls(*(matrix[i] for i in range(len(cls._fields))))
+
+class CacheRows(NamedTuple):
+    """What a cache of keys and values says of the rows, each field int32 [n_tokens]."""
+
+    cell: Array
+    """Where the row's K and V are written; past the last cell (dropped) for padding."""
+    first: Array
+    """First cell that the row sees, or of mapped rows, that it may see."""
+    last: Array
+    """Last such cell; -1 for padding, which sees nothing."""
+
+
+class StateRows(NamedTuple):
+    """Where the rows' sequences have their states, each field int32 [n_tokens]."""
+
+    read: Array
+    """Past the last slot for a sequence that begins, whose state is zero."""
+    written: Array
+    """Past the last slot (dropped) for padding."""
 
 
 def rows_matrix(
     n_tokens: int,
-    *,
-    n_cells: int,
     token: np.ndarray,
     pos: np.ndarray,
-    cell: np.ndarray,
-    first: np.ndarray,
-    last: np.ndarray,
+    seq: np.ndarray,
+    caches: Sequence[tuple[np.ndarray, int]] = (),
+    states: tuple[np.ndarray, int] | None = None,
 ) -> np.ndarray:
-    """The int32 matrix [5, n_tokens] of `len(token)` real rows; the rest is padding.
+    """The matrix of `len(token)` real rows; the rest is padding.
 
-    Always a fresh array: on the CPU a running graph may still see an input that is changed.
+    With each cache's or the states' fields goes its number of cells or slots. Always a fresh array:
+    on the CPU a running graph may still see an input that is changed.
     """
-    matrix = np.zeros((len(Rows._fields), n_tokens), np.int32)
-    matrix[Rows._fields.index("cell")] = n_cells
-    matrix[Rows._fields.index("last")] = -1
-    matrix[:, : len(token)] = (token, pos, cell, first, last)
+    n = len(token)
+    n_fields = len(Rows._fields) + sum(len(fields) for fields, _ in caches)
+    n_fields += len(states[0]) if states else 0
+    matrix = np.zeros((n_fields, n_tokens), np.int32)
+    matrix[:2, :n] = token, pos
+    matrix[2, :n] = seq
+    matrix[2, n:] = -1
+    at = len(Rows._fields)
+    for fields, n_cells in caches:
+        matrix[at : at + 3, :n] = fields
+        matrix[at, n:] = n_cells
+        matrix[at + 2, n:] = -1
+        at += 3
+    if states:
+        matrix[at : at + 2, :n] = states[0]
+        matrix[at : at + 2, n:] = states[1]
     return matrix

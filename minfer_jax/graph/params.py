@@ -17,6 +17,8 @@ class GType(enum.Enum):
     DECODE = "decode"
     """No sequence has more than one row."""
     PREFILL = "prefill"
+    ENCODE = "encode"
+    """Rows attend to each other, and nothing is remembered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,12 @@ class CParams:
     """One product for gate and up if their types are equal."""
     kv_format: tuple[str, str] = ("f16", "f16")
     """Types of the K and the V regions."""
+    kv_map: bool = False
+    """What rows see is told by a map of the cells; without it every row sees one run of cells."""
+    embd_input: bool = False
+    """Rows are embeddings, not tokens."""
+    embeddings: bool = False
+    """What comes out are the hidden states behind the last norm, not logits."""
     exact: bool = False
     """Full float32 products on every backend."""
 
@@ -47,7 +55,7 @@ class GraphParams:
     n_tokens: int
     """Rows of every activation: the bucket, not the exact count."""
     n_out: int
-    """1 or `n_tokens`: rows that reach the last layer's FFN and the head."""
+    """Rows that reach the last layer's FFN and the head: `n_tokens`, or fewer if that will do."""
     gtype: GType
     cparams: CParams
     weights_version: int = 0

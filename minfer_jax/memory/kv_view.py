@@ -1,4 +1,4 @@
-"""The graph's side of the KV memory: write the new rows, attend, hand the regions back."""
+"""The graph's side of one cache: write the new rows, attend, hand the regions back."""
 
 from __future__ import annotations
 
@@ -10,45 +10,69 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from minfer_jax.graph.inputs import Rows
+from minfer_jax.graph.inputs import CacheRows
 from minfer_jax.graph.params import CParams
-from minfer_jax.ops.attention import attend_blocked, attend_masked
+from minfer_jax.memory.plan import CacheSpec
+from minfer_jax.ops.attention import Mapped, attend_blocked, attend_masked
 from minfer_jax.ops.cpu.tiled import attend
+from minfer_jax.ops.kv_types import KV_TYPES
 
 
 class KVView:
-    """The regions of one trace: K and V, each [n_layer * n_head_kv, n_cells, d].
+    """The arrays of one cache in one trace: K and V, each of [layers * n_head_kv, n_cells, ...].
 
-    The order never changes: donation pairs buffers by shape in the order of the outputs, and any
-    other order would copy every region in every step.
+    `mapped` is the position and the sequence of every row, and the map of the cells; without it
+    what a row sees is one run of cells.
     """
 
-    def __init__(self, regions: Sequence[Array], rows: Rows, cparams: CParams) -> None:
-        self._k, self._v = regions
+    def __init__(
+        self,
+        spec: CacheSpec,
+        k: tuple[Array, ...],
+        v: tuple[Array, ...],
+        rows: CacheRows,
+        mapped: tuple[Array, Array, Array] | None,
+        cparams: CParams,
+    ) -> None:
+        self._spec = spec
+        self._k, self._v = k, v
         self._rows = rows
+        self._mapped = mapped
         form = attend_blocked if cparams.flash_attn else attend_masked
         precision = lax.Precision.HIGHEST if cparams.exact else lax.Precision.DEFAULT
         # Layers of equal shape share a trace, which is this view's own.
         self._attend = jax.jit(
-            partial(form, precision=precision), static_argnames=("n_kv", "scale", "cap")
+            partial(form, precision=precision, types=spec.types, d_v=spec.head_dim_v),
+            static_argnames=("n_kv", "scale", "cap", "window"),
         )
 
     @property
     def regions(self) -> tuple[Array, ...]:
-        return self._k, self._v
+        return (*self._k, *self._v)
 
     def attend(
-        self, il: int, q: Array, k: Array, v: Array, *, scale: float, window: int, cap: float
+        self,
+        layer: int,
+        q: Array,
+        k: Array,
+        v: Array | None,
+        *,
+        scale: float,
+        window: int,
+        cap: float,
     ) -> Array:
-        """Store k, v [n, h_kv, d] of layer `il` and attend with q [n, h, d]: float32 [n, h, d_v].
+        """Store k, v [n, h_kv, d] of the cache's layer and attend with q [n, h, d]: float32
+        [n, h, d_v].
 
-        `window` is the number of cells that a row sees, its own included, or 0 for all.
+        `v` is None where a value is the first part of its key. `window` is the number of positions
+        that a row sees, its own included, or 0 for all.
         """
-        n_kv = k.shape[1]
-        self._k = self._write(self._k, il, k)
-        self._v = self._write(self._v, il, v)
+        n_kv = self._spec.n_head_kv
+        self._k = self._write(self._k, self._spec.types[0], layer, k)
+        if v is not None:
+            self._v = self._write(self._v, self._spec.types[1], layer, v)
         first = self._rows.first
-        if window:
+        if window and self._mapped is None:
             # A row's cells are one run, so the window is a matter of where the run begins.
             first = jnp.maximum(first, self._rows.last - (window - 1))
         with jax.named_scope("attend"):
@@ -58,28 +82,29 @@ class KVView:
                 self._v,
                 first,
                 self._rows.last,
-                np.int32(il * n_kv),
+                np.int32(layer * n_kv),
+                None if self._mapped is None else Mapped(*self._mapped),
                 n_kv=n_kv,
                 scale=scale,
                 cap=cap,
+                window=window,
             )
 
     def attend_joined(
         self,
-        il: int,
+        layer: int,
         qkv: Array,
         rope: tuple[Array, Array],
         norms: Sequence[Array],
         *,
         n_head: int,
-        n_head_kv: int,
         interleaved: bool,
         eps: float,
         scale: float,
         window: int,
         cap: float,
     ) -> Array:
-        """Norm, rotation, store and attention of layer `il` in one native kernel.
+        """Norm, rotation, store and attention of the cache's layer in one native kernel.
 
         qkv [n, columns] holds the heads of q, k and v side by side, `rope` the cosines and sines
         [n, n_rot / 2], `norms` the weights of the norms on q and k heads, or nothing; returns
@@ -93,9 +118,11 @@ class KVView:
                 (rows.cell, rows.first, rows.last),
                 (self._k, self._v),
                 norms,
-                layer=il,
+                mapped=self._mapped,
+                kv_types=self._spec.types,
+                layer=layer,
                 n_head=n_head,
-                n_head_kv=n_head_kv,
+                n_head_kv=self._spec.n_head_kv,
                 interleaved=interleaved,
                 eps=eps,
                 scale=scale,
@@ -104,9 +131,14 @@ class KVView:
             )
         return out
 
-    def _write(self, region: Array, il: int, new: Array) -> Array:
+    def _write(
+        self, region: tuple[Array, ...], kind: str, layer: int, new: Array
+    ) -> tuple[Array, ...]:
         """Scatter rows [n, h_kv, d] into their cells; a padding row's cell is past the end."""
-        n_kv = new.shape[1]
-        rows = jnp.swapaxes(new, 0, 1).astype(region.dtype)
-        heads = slice(il * n_kv, (il + 1) * n_kv)
-        return region.at[heads, self._rows.cell].set(rows, mode="drop", unique_indices=False)
+        n_kv = self._spec.n_head_kv
+        heads = slice(layer * n_kv, (layer + 1) * n_kv)
+        parts = KV_TYPES[kind].encode(jnp.swapaxes(new, 0, 1))
+        return tuple(
+            array.at[heads, self._rows.cell].set(part, mode="drop", unique_indices=False)
+            for array, part in zip(region, parts, strict=True)
+        )

@@ -6,22 +6,28 @@ Everything static comes from `HParams` and `GraphParams`, everything else is tra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 import jax
-from jax import Array
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
 
-from minfer_jax.graph.inputs import Rows
+from minfer_jax.graph.inputs import Rows, StepInputs
 from minfer_jax.graph.params import GraphParams
-from minfer_jax.memory.kv_view import KVView
+from minfer_jax.memory.view import MemoryView
 from minfer_jax.models.hparams import HParams
+from minfer_jax.models.mixture import mixture
 from minfer_jax.models.packing import Matrix
 from minfer_jax.models.weights import WeightView, head_of
 from minfer_jax.ops.activation import gelu, silu, softcap
+from minfer_jax.ops.attention import alibi_slopes, attend_rows
+from minfer_jax.ops.cpu.tiled import TiledTensor
+from minfer_jax.ops.experts import each_matrix, expert_ffn
 from minfer_jax.ops.linear import ACCELERATOR_CHUNK, CPU_CHUNK, matmul
-from minfer_jax.ops.norm import rms_norm
+from minfer_jax.ops.norm import layer_norm, rms_norm
 from minfer_jax.ops.qtensor import QTensor
 from minfer_jax.ops.rope import apply_rope, rope_tables
 from minfer_jax.ops.rope_spec import RopeSpec
@@ -29,6 +35,8 @@ from minfer_jax.ops.unrolled import UnrolledTensor
 
 Activations = Any
 """What norms make and products read: an array [n, n_embd], or a form that is part of a product."""
+
+ROPE_FACTORS = "rope_freqs.weight"
 
 _ACTIVATIONS = {"silu": silu, "gelu": gelu}
 
@@ -41,17 +49,19 @@ class Forward:
         hp: HParams,
         params: GraphParams,
         weights: WeightView,
-        rows: Rows,
-        out_rows: Array,
-        memory: KVView,
+        inputs: StepInputs,
+        memory: MemoryView,
     ) -> None:
         self._hp = hp
         self._params = params
         self._weights = weights
-        self._rows = rows
-        self._out_rows = out_rows
+        self._rows = Rows(*inputs.rows[: len(Rows._fields)])
+        self._out_rows = inputs.out_rows
+        self._embd = inputs.embd
         self._memory = memory
         self._matmul = self._make_matmul()
+        # Traced once for all layers, as a product is.
+        self._expert_ffn = jax.jit(self._trace_experts)
         self._rope_tables: dict[RopeSpec, tuple[Array, Array]] = {}
 
     def _make_matmul(self) -> Callable[[Activations, Matrix], Array]:
@@ -71,12 +81,25 @@ class Forward:
 
         return jax.jit(multiply)
 
+    def _trace_experts(
+        self, x: Array, ids: Array, matrices: list[QTensor | UnrolledTensor]
+    ) -> Array:
+        assert self._hp.moe is not None
+        activation = _ACTIVATIONS[self._hp.activation]
+        n_expert = self._hp.moe.n_expert
+        return expert_ffn(x, ids, matrices, n_expert, activation=activation, multiply=self._matmul)
+
     def layer(self, il: int) -> AbstractContextManager:
         """The named scope of layer `il`, which profiles and graph exports show."""
         return jax.named_scope(f"blk.{il}")
 
     def embed(self) -> Array:
-        """Embeddings of the rows' tokens: float32 [n, n_embd]. Only their rows are dequantized."""
+        """Embeddings of the rows' tokens: float32 [n, n_embd]. Only their rows are dequantized.
+
+        Rows that a caller gave as embeddings are these, unscaled.
+        """
+        if self._embd is not None:
+            return jnp.asarray(self._embd)
         with jax.named_scope("token_embd"):
             x = self._weights.matrix("token_embd.weight").take(self._rows.token)
             return x if self._hp.embd_scale == 1.0 else x * self._hp.embd_scale
@@ -113,19 +136,118 @@ class Forward:
                 self._heads_norm(heads, f"blk.{il}.{name}.weight")
                 for heads, name in ((q, "attn_q_norm"), (k, "attn_k_norm"))
             )
+        out = self.attend(il, self.rope(il, q), self.rope(il, k), v)
+        return self._attention_output(il, out)
+
+    def rope(self, il: int, x: Array) -> Array:
+        """The heads x [n, heads, d], rotated by their rows' positions as layer `il` does."""
+        spec = self._hp.rope_of(il)
+        if not spec.n_rot:
+            return x
         with jax.named_scope("rope"):
-            spec = hp.rope_of(il)
-            tables = self._tables(spec)
-            q, k = apply_rope(spec, q, tables), apply_rope(spec, k, tables)
-        out = self._memory.attend(
-            il, q, k, v, scale=hp.attn_scale, window=hp.window(il), cap=hp.attn_softcap
+            return apply_rope(spec, x, self._tables(spec))
+
+    def attend(self, il: int, q: Array, k: Array, v: Array | None) -> Array:
+        """Attention with q [n, h, d], which stores k [n, h_kv, d] and v [n, h_kv, d_v] in the rows'
+        cells: float32 [n, h * d_v].
+
+        `v` is None where the cache keeps values as a part of the keys.
+        """
+        hp = self._hp
+        if hp.encoder and v is not None:
+            return self._attend_rows(q, k, v).reshape(q.shape[0], -1)
+        cache, layer = self._memory.cache(il)
+        out = cache.attend(
+            layer, q, k, v, scale=hp.attn_scale, window=hp.window(il), cap=hp.attn_softcap
         )
-        return self._attention_output(il, out.reshape(n, -1))
+        return out.reshape(q.shape[0], -1)
+
+    def _attend_rows(self, q: Array, k: Array, v: Array) -> Array:
+        """Attention of the rows to each other, of models that remember nothing."""
+        hp, exact = self._hp, self._params.cparams.exact
+        return attend_rows(
+            q,
+            k,
+            v,
+            self.pos,
+            self.seq,
+            self.seq >= np.int32(0),
+            scale=hp.attn_scale,
+            alibi=alibi_slopes(hp.n_head, hp.alibi) if hp.alibi else None,
+            causal=hp.causal,
+            precision=lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT,
+        )
 
     def _attention_output(self, il: int, x: Array) -> Array:
         with jax.named_scope("attn_output"):
             (out,) = self._project(x, [f"blk.{il}.attn_output"])
             return out
+
+    def product(self, x: Activations, name: str) -> Array:
+        """x [n, in] times the matrix `name` [out, in], plus its bias if it has one: [n, out]."""
+        with jax.named_scope(name):
+            (out,) = self._project(x, [name])
+            return out
+
+    def array(self, name: str) -> Array:
+        """A plain tensor of the file: float32 of its shape."""
+        return self._weights.vector(name)
+
+    def has(self, name: str) -> bool:
+        """Whether the file has this tensor."""
+        return name in self._weights
+
+    def rms_norm(self, x: Array, name: str, eps: float | None = None) -> Array:
+        """The root mean square norm over the last axis of x, with the weight of `name`."""
+        weight = self._weights.vector(f"{name}.weight")
+        return rms_norm(x, weight, self._hp.norm_eps if eps is None else eps)
+
+    def layer_norm(self, x: Array, name: str) -> Array:
+        """The layer norm over the last axis of x, with the weight and any bias of `name`."""
+        bias = f"{name}.bias"
+        return layer_norm(
+            x,
+            self._weights.vector(f"{name}.weight"),
+            self._weights.vector(bias) if bias in self._weights else None,
+            self._hp.norm_eps,
+        )
+
+    @property
+    def pos(self) -> Array:
+        """Positions of the rows: int32 [n]."""
+        return self._rows.pos
+
+    @property
+    def seq(self) -> Array:
+        """Sequences of the rows: int32 [n], -1 for padding."""
+        return self._rows.seq
+
+    @property
+    def real(self) -> Array:
+        """Which rows are not padding, which must not move a state: bool [s, t].
+
+        Recurrent layers see rows as s sequences of t rows. In a decode step every row is a
+        sequence of its own; in a prefill all are of one, with the padding at the end.
+        """
+        return self._memory.states.real
+
+    def by_sequence(self, x: Array) -> Array:
+        """Rows [n, ...] as [s, t, ...]."""
+        return x.reshape(*self._memory.states.shape, *x.shape[1:])
+
+    def flat(self, x: Array) -> Array:
+        """[s, t, ...] as rows [n, ...] again."""
+        return x.reshape(-1, *x.shape[2:])
+
+    def states(self, il: int) -> tuple[Array, ...]:
+        """The states of layer `il` before these rows: float32 [s, *shape] for each of `hp.states`,
+        zeros for a sequence that begins."""
+        return self._memory.states.load(il)
+
+    def set_states(self, il: int, states: Sequence[Array]) -> None:
+        """Keep the states of layer `il` after these rows; once a layer. Those of padding sequences
+        are dropped."""
+        self._memory.states.store(il, states)
 
     def output_rows(self, il: int, *xs: Array) -> tuple[Array, ...]:
         """In the last layer, only the rows whose logits are wanted; before it, all of them."""
@@ -136,23 +258,65 @@ class Forward:
     def feed_forward(self, il: int, x: Activations) -> Array:
         """Gated feed-forward of layer `il` (Shazeer 2020): down(act(gate(x)) * up(x))."""
         with jax.named_scope("ffn_gate_up"):
-            gated = self._gated(il, x)
+            gated = self.gated(x, gate_up_names(il))
         with jax.named_scope("ffn_down"):
             (out,) = self._project(gated, [f"blk.{il}.ffn_down"])
         return out
 
-    def _gated(self, il: int, x: Activations) -> Array:
-        """act(gate(x)) * up(x): float32 [n, n_ff]."""
-        gate, up = self._project(x, gate_up_names(il), fuse=self._params.cparams.fuse_ffn)
+    def gated(self, x: Activations, names: list[str]) -> Array:
+        """act(gate(x)) * up(x) with the two matrices named: float32 [n, n_ff]."""
+        gate, up = self._project(x, names, fuse=self._params.cparams.fuse_ffn)
         return _ACTIVATIONS[self._hp.activation](gate) * up
 
-    def logits(self, x: Array) -> Array:
-        """The final norm and the head: float32 [n_out, n_vocab]."""
+    def moe(self, il: int, x: Activations) -> Array:
+        """Mixture of experts of layer `il`: float32 [n, n_embd]."""
+        assert self._hp.moe is not None
+        return mixture(self, self._hp.moe, il, self._values(x))
+
+    def expert_answers(self, x: Array, ids: Array, names: list[str]) -> Array:
+        """What experts ids [n, k] answer to x [n, n_embd]: float32 [n, k, n_embd].
+
+        `names` are the tensors of their gate, up and down, or of the first two as one and down.
+        """
+        matrices = [self._planes(name) for name in names]
+        return self._expert_ffn(x, ids, matrices)
+
+    def by_group(self, x: Array, name: str) -> Array:
+        """x[:, i] times the i-th of the g matrices of tensor `name` [g, out, in], x [n, g, in]:
+        float32 [n, g, out]."""
+        with jax.named_scope(name):
+            return each_matrix(x, self._planes(name), self._matmul)
+
+    def _planes(self, name: str) -> QTensor | UnrolledTensor:
+        matrix = self._weights.matrix(f"{name}.weight")
+        assert not isinstance(matrix, TiledTensor), name
+        return matrix
+
+    def _values(self, x: Activations) -> Array:
+        """Activations as an array, for more than products."""
+        return x
+
+    def logits(
+        self, x: Array, *, norm: Literal["rms", "layer"] = "rms", name: str = "output_norm"
+    ) -> Array:
+        """The final norm, whose tensor is `name`, and the head: float32 [n_out, n_vocab].
+
+        Of a context for embeddings, the norm alone: [n_out, n_embd].
+        """
         with jax.named_scope("output"):
-            normed = self._norm(x, "output_norm.weight")
+            if norm == "layer":
+                normed = self.layer_norm(x, name)
+            elif self._params.cparams.embeddings:
+                normed = self.rms_norm(x, name)
+            else:
+                normed = self._norm(x, f"{name}.weight")
+            if self._params.cparams.embeddings:
+                return normed
             logits = self._head(normed, self._weights.matrix(head_of(self._weights)))
             if "output.bias" in self._weights:
                 logits = logits + self._weights.vector("output.bias")[None, :]
+            if self._hp.logit_scale != 1.0:
+                logits = logits * self._hp.logit_scale
             return softcap(logits, self._hp.final_softcap)
 
     def _head(self, x: Activations, head: Matrix) -> Array:
@@ -162,8 +326,7 @@ class Forward:
     def _tables(self, spec: RopeSpec) -> tuple[Array, Array]:
         """Angles of the rows' positions, one table for all layers that rotate alike."""
         if spec not in self._rope_tables:
-            name = "rope_freqs.weight"
-            factors = self._weights.vector(name) if name in self._weights else None
+            factors = self.array(ROPE_FACTORS) if self.has(ROPE_FACTORS) else None
             self._rope_tables[spec] = rope_tables(spec, self._rows.pos, factors)
         return self._rope_tables[spec]
 

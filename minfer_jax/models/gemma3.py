@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 from jax import Array
 
-from minfer_jax.errors import GGUFError
 from minfer_jax.gguf import GGUFFile
 from minfer_jax.models.forward import Forward
-from minfer_jax.models.hparams import HParams, read_hparams
+from minfer_jax.models.hparams import HParams, read_hparams, read_swa_layers
 from minfer_jax.models.tensors import TensorList, decoder_tensors
 
 _GLOBAL_EVERY = 6  # of six layers the last one is global, unless the file says otherwise
@@ -29,7 +28,7 @@ def hparams(file: GGUFFile) -> HParams:
         hp,
         attn_scale=per_head**-0.5,
         n_swa=n_swa,
-        swa_layers=_swa_layers(file, hp.n_layer) if n_swa else (),
+        swa_layers=read_swa_layers(file, hp.n_layer, _GLOBAL_EVERY) if n_swa else (),
         # Only global layers stretch their positions.
         rope_swa=replace(hp.rope, freq_base=swa_base, freq_scale=1.0),
         # The reference multiplies by the float32 square root.
@@ -38,18 +37,6 @@ def hparams(file: GGUFFile) -> HParams:
         activation="gelu",
         qk_norm=True,
     )
-
-
-def _swa_layers(file: GGUFFile, n_layer: int) -> tuple[bool, ...]:
-    """Which layers have the window: one flag per layer, or the period of the global ones."""
-    key = "gemma3.attention.sliding_window_pattern"
-    pattern = file.metadata.get(key)
-    if isinstance(pattern, np.ndarray | list):
-        if len(pattern) < n_layer:
-            raise GGUFError(f"{file.path}: {key} has {len(pattern)} entries for {n_layer} layers")
-        return tuple(bool(flag) for flag in pattern[:n_layer])
-    period = file.get_int(key, _GLOBAL_EVERY, lo=0, hi=1 << 16)
-    return tuple(period == 0 or il % period < period - 1 for il in range(n_layer))
 
 
 def tensors(hp: HParams) -> TensorList:

@@ -18,10 +18,11 @@ from minfer_jax.graph import disk
 from minfer_jax.graph.ahead import Ahead
 from minfer_jax.graph.cache import GraphCache, GraphEntry
 from minfer_jax.graph.compile import CompiledGraph, Step, compile_step, verify_structural
-from minfer_jax.graph.inputs import Rows
+from minfer_jax.graph.inputs import StepInputs
 from minfer_jax.graph.params import GraphParams, GType
-from minfer_jax.memory.kv_view import KVView
-from minfer_jax.models.forward import Forward
+from minfer_jax.memory.plan import MemoryPlan
+from minfer_jax.memory.view import MemoryView, n_fields
+from minfer_jax.models.forward import ROPE_FACTORS, Forward
 from minfer_jax.models.native_forward import NativeForward
 from minfer_jax.models.packing import WeightForm
 from minfer_jax.models.registry import architecture
@@ -35,8 +36,10 @@ class Geometry:
     """What is fixed for a context and shapes its graphs, beside `CParams`: the key of a table."""
 
     n_ubatch: int
+    plan: MemoryPlan
+    """The parts of the memory."""
     regions: tuple[jax.ShapeDtypeStruct, ...]
-    """Shapes and types of the KV regions."""
+    """Shapes and types of their arrays."""
 
 
 class Model:
@@ -64,7 +67,11 @@ class Model:
         self._ahead = Ahead(settings.xla_dir, file.path, kinds, device)  # while weights are packed
         # With a bias, a cap or a scale behind the head, its products are not yet at the distances
         # that tell a likely token from an unlikely one.
-        plain_head = not self.hp.final_softcap and "output.bias" not in file.tensors
+        plain_head = (
+            not self.hp.final_softcap
+            and self.hp.logit_scale == 1.0
+            and "output.bias" not in file.tensors
+        )
         self.weights = load_weights(
             file, self._family.tensors(self.hp), device, form, progress, split_head=plain_head
         )
@@ -85,36 +92,52 @@ class Model:
             self._tables[geometry] = table
         return table
 
-    def make_step(self) -> Step:
+    def rope_factors(self) -> Array | None:
+        """What divides the frequencies of rotations: float32 [n_rot / 2]; None without."""
+        view = self.weights.view(self.weights.leaves)
+        return view.vector(ROPE_FACTORS) if ROPE_FACTORS in view else None
+
+    def make_step(self, plan: MemoryPlan) -> Step:
         """A new function of one step: the whole forward pass of one ubatch."""
 
         def step(
             params: GraphParams,
             weights: tuple[Array, ...],
-            kv: tuple[Array, ...],
-            rows: Array,
-            out_rows: Array,
+            regions: tuple[Array, ...],
+            inputs: StepInputs,
         ) -> tuple[Any, Any]:
-            named = Rows.from_matrix(rows)
-            memory = KVView(kv, named, params.cparams)
+            memory = MemoryView(plan, regions, inputs, params.cparams, params.gtype)
             view = self.weights.view(weights)
-            forward = self._forward(self.hp, params, view, named, out_rows, memory)
+            forward = self._forward(self.hp, params, view, inputs, memory)
             logits = self._family.graph(self.hp, forward)
             return logits, memory.regions
 
         return step
 
-    def _build(self, geometry: Geometry, params: GraphParams) -> CompiledGraph:
+    def abstract_inputs(self, plan: MemoryPlan, params: GraphParams) -> StepInputs:
+        """Shapes and types of what a step is fed, to trace with."""
         sharding = jax.sharding.SingleDeviceSharding(self.device)
-        inputs = (
-            jax.ShapeDtypeStruct((len(Rows._fields), params.n_tokens), "int32", sharding=sharding),
-            jax.ShapeDtypeStruct((params.n_out,), "int32", sharding=sharding),
+
+        def array(*shape: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+        n, cparams = params.n_tokens, params.cparams
+        mapped = [cache for cache in plan.caches if cparams.kv_map or cache.window]
+        return StepInputs(
+            array(n_fields(plan), n),
+            array(params.n_out),
+            tuple(array(1 + cache.words, cache.n_cells) for cache in mapped),
+            array(n, self.hp.n_embd, dtype="float32") if cparams.embd_input else None,
         )
-        args = (self.weights.leaves, geometry.regions, *inputs)
+
+    def _build(self, geometry: Geometry, params: GraphParams) -> CompiledGraph:
+        inputs = self.abstract_inputs(geometry.plan, params)
+        args = (self.weights.leaves, geometry.regions, inputs)
+        make_step = partial(self.make_step, geometry.plan)
         if self._settings.verify_graph:
-            verify_structural(self.make_step, params, args)
+            verify_structural(make_step, params, args)
         file = self._graph_file(geometry, params)
-        return compile_step(self.make_step, params, args, file, self._ahead.load)
+        return compile_step(make_step, params, args, file, self._ahead.load)
 
     def _graph_file(self, geometry: Geometry, params: GraphParams) -> disk.GraphFile | None:
         """Where the graph is kept on disk: named after everything that a trace of it reads."""

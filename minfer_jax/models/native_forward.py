@@ -9,11 +9,15 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from minfer_jax.models.forward import Activations, Forward, gate_up_names, qkv_names
+from minfer_jax.errors import ModelError
+from minfer_jax.models.forward import Activations, Forward, qkv_names
 from minfer_jax.models.packing import Matrix
-from minfer_jax.ops.cpu.tiled import Normed, TiledTensor, add_normed, linear
+from minfer_jax.ops.cpu.library import TILE_ROWS
+from minfer_jax.ops.cpu.tiled import Normed, TiledTensor, add_normed, experts, linear
+from minfer_jax.ops.norm import rms_norm
 
 _HEAD_MARGIN = 10.0
 """Of a split head: tokens exp(10) times less likely than the best may have rough logits."""
@@ -43,14 +47,14 @@ class NativeForward(Forward):
         with jax.named_scope("attn_qkv"):
             qkv = self._joined(x, qkv_names(il), fuse=self._params.cparams.fuse_qkv)
         spec = hp.rope_of(il)
+        cache, layer = self._memory.cache(il)
         names = [f"blk.{il}.{name}.weight" for name in ("attn_q_norm", "attn_k_norm")]
-        out = self._memory.attend_joined(
-            il,
+        out = cache.attend_joined(
+            layer,
             qkv,
             self._tables(spec),
             [self._weights.vector(name) for name in names] if hp.qk_norm else [],
             n_head=hp.n_head,
-            n_head_kv=hp.n_head_kv,
             interleaved=spec.style == "interleaved",
             eps=hp.norm_eps,
             scale=hp.attn_scale,
@@ -59,12 +63,38 @@ class NativeForward(Forward):
         )
         return self._attention_output(il, out)
 
-    def _gated(self, il: int, x: Activations) -> Array:
-        weights, names = self._weights, gate_up_names(il)
+    def gated(self, x: Activations, names: list[str]) -> Array:
+        weights = self._weights
         if not self._params.cparams.fuse_ffn or any(f"{name}.bias" in weights for name in names):
-            return super()._gated(il, x)
+            return super().gated(x, names)
         parts = [_tiled(weights.matrix(f"{name}.weight")) for name in names]
         return linear(x, parts, gate=self._hp.activation)
+
+    def expert_answers(self, x: Array, ids: Array, names: list[str]) -> Array:
+        moe = self._hp.moe
+        assert moe is not None
+        flat, n, width = ids.reshape(-1), moe.n_expert, moe.n_ff_exp
+        *gate_up, down = [_tiled(self._weights.matrix(f"{name}.weight")) for name in names]
+        stride = _rows_of_each(gate_up[0], n)
+        parts = [w.rows(0, width) for w in gate_up]
+        if len(parts) == 1:
+            parts.append(gate_up[0].rows(width, 2 * width))
+        gated = experts(x, flat, parts, n, stride, gate=self._hp.activation)
+        rows = _rows_of_each(down, n)
+        out = experts(gated, flat, [down.rows(0, rows)], n, rows)
+        return out.reshape(*ids.shape, rows)
+
+    def by_group(self, x: Array, name: str) -> Array:
+        n, g, n_in = x.shape
+        w = _tiled(self._weights.matrix(f"{name}.weight"))
+        rows = _rows_of_each(w, g)
+        ids = jnp.asarray(np.tile(np.arange(g, dtype=np.int32), n))
+        with jax.named_scope(name):
+            y = experts(x.reshape(n * g, n_in), ids, [w.rows(0, rows)], g, rows)
+        return y.reshape(n, g, rows)
+
+    def _values(self, x: Activations) -> Array:
+        return rms_norm(x.x, x.weight, x.eps) if isinstance(x, Normed) else x
 
     def _project(self, x: Activations, names: list[str], *, fuse: bool = False) -> list[Array]:
         widths = [self._weights.matrix(f"{name}.weight").shape[0] for name in names]
@@ -93,3 +123,14 @@ class NativeForward(Forward):
 def _tiled(matrix: Matrix) -> TiledTensor:
     assert isinstance(matrix, TiledTensor)
     return matrix
+
+
+def _rows_of_each(w: TiledTensor, n: int) -> int:
+    """Rows of each of the n matrices that w consists of."""
+    rows = w.shape[0] // n
+    if rows % TILE_ROWS:
+        raise ModelError(
+            f"the native kernels take experts and heads of a multiple of {TILE_ROWS} rows, not of"
+            f" {rows}; MINFER_KERNELS=xla runs this model without them"
+        )
+    return rows

@@ -7,6 +7,7 @@ matrix each. Knows files and devices, not models.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -86,6 +87,11 @@ def pack_matrices(
     return pack(file, groups, device, packed)
 
 
+def rows_of(info: TensorInfo) -> int:
+    """Rows of a tensor as one matrix: those of several matrices lie below each other."""
+    return math.prod(info.shape[:-1])
+
+
 def padded_rows(form: WeightForm, n: int) -> int:
     """Rows from the beginning of a tensor of n rows to that of the next one in its matrix."""
     return n_tiles(n) * TILE_ROWS if form is WeightForm.TILED else n
@@ -127,7 +133,7 @@ def _tiled(
     """
     kernels = library()
     assert kernels is not None
-    tiles = [sum(n_tiles(info.shape[0]) for info in group) for group in groups]
+    tiles = [sum(n_tiles(rows_of(info)) for info in group) for group in groups]
     splits = [[info.name for info in g] == [head] and can_split(_type(g)) for g in groups]
     sizes = [
         n * kernels.tile_bytes(_type(group), _shape(group)[1], split=split)
@@ -155,12 +161,12 @@ def _type(group: Group) -> GGMLType:
 
 
 def _shape(group: Group) -> tuple[int, int]:
-    return sum(info.shape[0] for info in group), group[0].shape[1]
+    return sum(rows_of(info) for info in group), group[0].shape[-1]
 
 
 def _raw(file: GGUFFile, group: Group) -> list[np.ndarray]:
     """The tensors as the file stores them: uint8 [rows, row_bytes] each."""
-    return [file.raw(info.name).reshape(info.shape[0], -1) for info in group]
+    return [file.raw(info.name).reshape(rows_of(info), -1) for info in group]
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], parts: list[np.ndarray]) -> np.ndarray:

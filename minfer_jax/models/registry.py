@@ -10,7 +10,29 @@ from jax import Array
 
 from minfer_jax.errors import ModelError
 from minfer_jax.gguf import GGUFFile
-from minfer_jax.models import gemma3, llama, qwen2, qwen3
+from minfer_jax.models import (
+    bert,
+    cohere2,
+    deepseek2,
+    falcon_h1,
+    gemma2,
+    gemma3,
+    granitehybrid,
+    jamba,
+    jina_bert_v2,
+    lfm2,
+    llama,
+    mamba,
+    mamba2,
+    nemotron_h,
+    nomic_bert,
+    qwen2,
+    qwen3,
+    qwen3next,
+    qwen35,
+    rwkv6,
+    rwkv7,
+)
 from minfer_jax.models.forward import Forward
 from minfer_jax.models.hparams import HParams
 from minfer_jax.models.tensors import TensorList
@@ -29,10 +51,27 @@ def _family(module: ModuleType) -> Architecture:
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "bert": _family(bert),
+    "cohere2": _family(cohere2),
+    "deepseek2": _family(deepseek2),
+    "falcon-h1": _family(falcon_h1),
+    "gemma2": _family(gemma2),
     "gemma3": _family(gemma3),
+    "granitehybrid": _family(granitehybrid),
+    "jamba": _family(jamba),
+    "jina-bert-v2": _family(jina_bert_v2),
+    "lfm2": _family(lfm2),
     "llama": _family(llama),
+    "mamba": _family(mamba),
+    "mamba2": _family(mamba2),
+    "nemotron_h": _family(nemotron_h),
+    "nomic-bert": _family(nomic_bert),
     "qwen2": _family(qwen2),
     "qwen3": _family(qwen3),
+    "qwen35": _family(qwen35),
+    "qwen3next": _family(qwen3next),
+    "rwkv6": _family(rwkv6),
+    "rwkv7": _family(rwkv7),
 }
 
 

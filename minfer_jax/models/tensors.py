@@ -12,11 +12,16 @@ from minfer_jax.models.hparams import HParams
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor that a family knows: `shape` is [out, in], or [n] for a vector."""
+    """One tensor that a family knows.
+
+    `shape` is that of a matrix [out, in], of several below each other [n, out, in], or with `plain`
+    of an array that is kept as float32 and never multiplied as a matrix. Vectors always are.
+    """
 
     name: str
     shape: tuple[int, ...]
     required: bool = True
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,11 @@ class TensorList:
     groups: tuple[tuple[str, ...], ...] = ()
     ignored: tuple[str, ...] = ()
     """Names that a file may have and that no part of the language model reads."""
+
+    @property
+    def plain(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors that are kept as float32 arrays."""
+        return {s.name: s.shape for s in self.specs if s.plain or len(s.shape) == 1}
 
 
 def decoder_tensors(
@@ -75,6 +85,13 @@ def decoder_tensors(
     return TensorList(tuple(specs), tuple(groups))
 
 
+def _fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
+    """Of a plain tensor, dimensions of one row do not matter: converters differ in them."""
+    if not spec.plain:
+        return shape == spec.shape
+    return [n for n in shape if n != 1] == [n for n in spec.shape if n != 1]
+
+
 def check_tensors(file: GGUFFile, wanted: TensorList) -> list[TensorInfo]:
     """The file's tensors in the order of `wanted`.
 
@@ -98,7 +115,7 @@ def check_tensors(file: GGUFFile, wanted: TensorList) -> list[TensorInfo]:
             if spec.required:
                 raise ModelError(f"{file.path}: tensor {spec.name!r} is missing")
             continue
-        if info.shape != spec.shape:
+        if not _fits(info.shape, spec):
             raise ModelError(
                 f"{file.path}: tensor {spec.name!r} has shape {list(info.shape)},"
                 f" expected {list(spec.shape)}"

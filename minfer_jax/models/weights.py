@@ -17,7 +17,14 @@ from jax import Array
 
 from minfer_jax.device import Device
 from minfer_jax.gguf import BLOCK_FORMATS, GGUFFile, TensorInfo
-from minfer_jax.models.packing import Matrix, WeightForm, aligned, pack_matrices, padded_rows
+from minfer_jax.models.packing import (
+    Matrix,
+    WeightForm,
+    aligned,
+    pack_matrices,
+    padded_rows,
+    rows_of,
+)
 from minfer_jax.models.tensors import TensorList, check_tensors
 
 Progress = Callable[[int, int], None]
@@ -47,7 +54,7 @@ class WeightView:
         return name in self.ranges or name in self.arrays
 
     def vector(self, name: str) -> Array:
-        """A norm weight or bias: float32 [n]."""
+        """A tensor that is no matrix, such as a norm's weight or a bias: float32."""
         value = self.arrays[name]
         assert not isinstance(value, Matrix), name
         return value
@@ -124,7 +131,8 @@ def load_weights(
             progress(done, total)
 
     groups = [[infos[name] for name in names] for names in _packs(infos, wanted.groups)]
-    matrices = [members for members in groups if len(members[0].shape) == 2]
+    plain = wanted.plain
+    matrices = [members for members in groups if members[0].name not in plain]
     arrays: dict[str, Matrix | Array] = {}
     ranges: dict[str, RowRange] = {}
     head = head_of(infos) if split_head else None
@@ -135,11 +143,13 @@ def load_weights(
         arrays[array] = matrix
         start = 0
         for info in members:
-            ranges[info.name] = RowRange(array, start, start + info.shape[0])
-            start += padded_rows(form, info.shape[0])
+            n = rows_of(info)
+            ranges[info.name] = RowRange(array, start, start + n)
+            start += padded_rows(form, n)
     for members in groups:
-        if len(members[0].shape) == 1:
-            arrays[members[0].name] = _vector(file, members[0], device)
+        name = members[0].name
+        if name in plain:
+            arrays[name] = _plain(file, members[0], plain[name], device)
             packed(members)
     return Weights(arrays, ranges)
 
@@ -156,9 +166,10 @@ def _packs(
     return [tuple(names) for names in packs.values()]
 
 
-def _vector(file: GGUFFile, info: TensorInfo, device: Device) -> Array:
-    """A norm weight or bias: float32 [n]."""
+def _plain(file: GGUFFile, info: TensorInfo, shape: tuple[int, ...], device: Device) -> Array:
+    """A tensor as the file has it, dequantized: float32 of `shape`."""
     assert info.type is not None
     fmt = BLOCK_FORMATS[info.type]
-    values = fmt.dequantize(fmt.unpack(file.raw(info.name).reshape(1, -1)), np)[0]
+    raw = file.raw(info.name).reshape(rows_of(info), -1)
+    values = fmt.dequantize(fmt.unpack(raw), np).reshape(shape)
     return jax.device_put(aligned(values.shape, values.dtype, [values]), device)

@@ -66,6 +66,12 @@ class UnrolledTensor:
             self.planes, self.type, (stop - start, self.shape[1]), self.start + start
         )
 
+    def dynamic_rows(self, start: Array, n: int) -> UnrolledTensor:
+        """The `n` rows from a traced `start` on, which must not lie past the end."""
+        at = start + np.int32(self.start)
+        planes = {k: lax.dynamic_slice_in_dim(p, at, n, p.ndim - 1) for k, p in self.planes.items()}
+        return UnrolledTensor(planes, self.type, (n, self.shape[1]))
+
     def take(self, ids: Array) -> Array:
         """Rows `ids` int32 [n], dequantized: float32 [n, in]. The caller has checked the ids."""
         at = ids + np.int32(self.start)

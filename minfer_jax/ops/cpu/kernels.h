@@ -35,6 +35,15 @@ struct LinearArgs {
   float* y;
 };
 
+// The same with experts: row i of y is made of row i / share of x and of the parts of expert ids[i].
+// Those of expert 0 are given; another's lie `stride` bytes further for each before it, a part.
+struct ExpertsArgs {
+  LinearArgs one;  // n: rows of y; no norm, no margin
+  const int32_t* ids;  // [n]; outside 0..n_experts-1 the row of y is zero
+  const int64_t* strides;
+  int64_t n_experts, share;
+};
+
 // Rows ids[0..n) of a tiled matrix, dequantized: y [n, k].
 struct TakeArgs {
   Part table;
@@ -54,8 +63,29 @@ struct AddNormedArgs {
   float* out;
 };
 
+// Types of KV regions. Quantized ones have a float16 scale for every 32 values.
+enum KVType : int32_t { kKVF32, kKVF16, kKVBF16, kKVQ8_0, kKVQ4_0 };
+
+// The heads of one layer in the region of K or of V, updated in place.
+struct Region {
+  KVType type;
+  void* values;      // [h_kv, n_cells, d], two of them in a byte of kKVQ4_0
+  uint16_t* scales;  // [h_kv, n_cells, d / 32] of quantized types
+  int64_t d;
+};
+
+// Which cells between its first and its last a row sees, if not all: those at a position up to its
+// own, and above that less the window, that belong to its sequence.
+struct Map {
+  const int32_t* row_pos;   // [n]
+  const int32_t* row_seq;   // [n]
+  const int32_t* cell_pos;  // [n_cells], or null: no map
+  const int32_t* cell_seq;  // [words, n_cells]: bit s % 32 of word s / 32 for sequence s
+  int64_t words;
+};
+
 // One layer's attention from the joined projections on. Rows of q, k, v are normed (optional) and
-// rotated, k and v are written to their cells, then every row attends to its run of cells.
+// rotated, k and v are written to their cells, then every row attends to its cells.
 struct AttendArgs {
   const float* qkv;     // [n, h * d_k + h_kv * d_k + h_kv * d_v]: q heads, k heads, v heads
   const float* cosine;  // [n, n_rot / 2]
@@ -65,19 +95,19 @@ struct AttendArgs {
   const int32_t* cell;   // [n]: where the row's k and v go; outside 0..n_cells-1: nowhere
   const int32_t* first;  // [n]: first cell seen
   const int32_t* last;   // [n]: last cell seen; less than first: none, and the output is zero
-  void* k;               // [h_kv, n_cells, d_k], float16 or float32, updated in place
-  void* v;               // [h_kv, n_cells, d_v]
-  float* out;            // [n, h * d_v]
+  Map map;
+  Region k, v;
+  float* out;  // [n, h * d_v]
   int64_t n, h, h_kv, d_k, d_v, n_rot, n_cells;
-  int64_t window;  // cells that a row sees at most, its own included; 0: no limit
+  int64_t window;  // cells (with a map, positions) that a row sees, its own included; 0: no limit
   float scale, cap, eps;
   bool interleaved;  // pairs (2i, 2i+1), else (i, i + n_rot / 2)
-  bool k_f16, v_f16;
 };
 
 struct Kernels {
   const char* name;
   void (*linear)(const Pool&, const LinearArgs&);
+  void (*experts)(const Pool&, const ExpertsArgs&);
   void (*take)(const Pool&, const TakeArgs&);
   void (*add_normed)(const Pool&, const AddNormedArgs&);
   void (*attend)(const Pool&, const AttendArgs&);

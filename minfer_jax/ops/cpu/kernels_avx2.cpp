@@ -30,13 +30,19 @@ constexpr int kRows = 2;  // of activations at a time: each takes four of the 16
 
 #include "calls.inc"
 
+#include "experts.inc"
+
+#include "regions.inc"
+
+#include "seen.inc"
+
 #include "heads.inc"
 
 #include "attend_few.inc"
 
 #include "attention.inc"
 }  // namespace
-const Kernels kAvx2 = {"avx2", linear, take, add_normed, attend};
+const Kernels kAvx2 = {"avx2", linear, experts, take, add_normed, attend};
 }  // namespace minfer
 #if defined(__clang__)
 #pragma clang attribute pop

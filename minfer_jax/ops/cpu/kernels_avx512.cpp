@@ -32,13 +32,19 @@ constexpr int kRows = 8;  // of activations at a time: twice as many accumulator
 
 #include "calls.inc"
 
+#include "experts.inc"
+
+#include "regions.inc"
+
+#include "seen.inc"
+
 #include "heads.inc"
 
 #include "attend_few.inc"
 
 #include "attention.inc"
 }  // namespace
-const Kernels kAvx512 = {"avx512", linear, take, add_normed, attend};
+const Kernels kAvx512 = {"avx512", linear, experts, take, add_normed, attend};
 }  // namespace minfer
 #if defined(__clang__)
 #pragma clang attribute pop

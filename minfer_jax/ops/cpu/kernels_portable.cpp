@@ -25,11 +25,17 @@ constexpr int kRows = 2;  // of activations at a time
 
 #include "calls.inc"
 
+#include "experts.inc"
+
+#include "regions.inc"
+
+#include "seen.inc"
+
 #include "heads.inc"
 
 #include "attend_few.inc"
 
 #include "attention.inc"
 }  // namespace
-const Kernels kPortable = {"portable", linear, take, add_normed, attend};
+const Kernels kPortable = {"portable", linear, experts, take, add_normed, attend};
 }  // namespace minfer

@@ -106,6 +106,42 @@ ffi::Error linear(ffi::ThreadPool xla, F32Buffer x, ffi::RemainingArgs arrays,
   return ffi::Error::Success();
 }
 
+ffi::Error experts(ffi::ThreadPool xla, F32Buffer x, S32Buffer ids, ffi::RemainingArgs arrays,
+                   ffi::Span<const int32_t> part_array, ffi::Span<const int32_t> part_type,
+                   ffi::Span<const int64_t> part_offset, ffi::Span<const int64_t> part_stride,
+                   int64_t rows, int64_t n_experts, int32_t gate, ffi::Result<F32Buffer> y) {
+  ExpertsArgs a{};
+  a.one.n = y->dimensions()[0], a.one.k = x.dimensions()[1];
+  a.one.x = x.typed_data(), a.one.y = y->typed_data(), a.one.eps = -1.0f;
+  a.one.gate = static_cast<Gate>(gate);
+  a.ids = ids.typed_data(), a.strides = part_stride.begin(), a.n_experts = n_experts;
+  size_t n_parts = part_type.size();
+  Part parts[2];
+  if (n_parts != (gate ? 2 : 1) || part_array.size() != n_parts ||
+      part_offset.size() != n_parts || part_stride.size() != n_parts) {
+    return ffi::Error::InvalidArgument("one part, or two with a gate, each with all attributes");
+  }
+  for (size_t i = 0; i < n_parts; ++i) {
+    auto array = arrays.get<ffi::Buffer<ffi::U8>>(part_array[i]);
+    if (array) {
+      parts[i] = part_of(*array, part_type[i], part_offset[i], rows, a.one.k);
+      int64_t last = part_offset[i] + (n_experts - 1) * part_stride[i];
+      if (!part_of(*array, part_type[i], last, rows, a.one.k).data) parts[i] = {};
+    }
+    if (!array || !parts[i].data) {
+      return ffi::Error::InvalidArgument("not a tiled matrix, or experts past the end of it");
+    }
+  }
+  if (x.dimensions()[0] < 1 || a.one.n % x.dimensions()[0] || y->dimensions()[1] != rows ||
+      static_cast<int64_t>(ids.element_count()) != a.one.n) {
+    return ffi::Error::InvalidArgument("rows of x, ids and the result do not fit each other");
+  }
+  a.share = a.one.n / x.dimensions()[0];
+  a.one.parts = parts, a.one.n_parts = static_cast<int32_t>(n_parts);
+  kernels().experts(pool_of(xla), a);
+  return ffi::Error::Success();
+}
+
 ffi::Error take(ffi::ThreadPool xla, S32Buffer ids, ffi::Buffer<ffi::U8> table, int32_t type,
                 int64_t offset, int64_t rows, ffi::Result<F32Buffer> y) {
   TakeArgs a{};
@@ -127,43 +163,100 @@ ffi::Error add_normed(ffi::ThreadPool xla, F32Buffer x, F32Buffer y, F32Buffer n
   return ffi::Error::Success();
 }
 
-// Where head `head` of a region [heads, n_cells, d] begins.
-void* heads_of(ffi::AnyBuffer region, int64_t head) {
-  int64_t bytes = static_cast<int64_t>(ffi::ByteWidth(region.element_type()));
-  auto dims = region.dimensions();
-  return static_cast<uint8_t*>(region.untyped_data()) + head * dims[1] * dims[2] * bytes;
+// Whether regions have arrays of this type, and of which type they then are.
+bool kv_type_of(ffi::DataType array, KVType* type) {
+  switch (array) {
+    case ffi::F32: return *type = kKVF32, true;
+    case ffi::F16: return *type = kKVF16, true;
+    case ffi::U16: return *type = kKVBF16, true;
+    case ffi::S8: return *type = kKVQ8_0, true;
+    case ffi::U8: return *type = kKVQ4_0, true;
+    default: return false;
+  }
 }
 
+// Where head `head` of an array [heads, n_cells, ...] begins.
+void* head_of(ffi::AnyBuffer array, int64_t head) {
+  auto dims = array.dimensions();
+  int64_t bytes = static_cast<int64_t>(ffi::ByteWidth(array.element_type()));
+  return static_cast<uint8_t*>(array.untyped_data()) + head * dims[1] * dims[2] * bytes;
+}
+
+// The heads from `head` on of the region whose first array is number *next, which goes behind its
+// last. A region has heads [h_kv] of `n_cells` cells for every layer, or false is returned.
+bool region_of(ffi::RemainingRets arrays, size_t* next, int64_t head, int64_t n_heads,
+               int64_t n_cells, Region* region) {
+  auto values = arrays.get<ffi::AnyBuffer>((*next)++);
+  if (!values || !kv_type_of((*values)->element_type(), &region->type)) return false;
+  auto dims = (*values)->dimensions();
+  if (dims.size() != 3 || head + n_heads > dims[0] || n_cells != dims[1]) return false;
+  region->values = head_of(**values, head);
+  region->scales = nullptr;
+  region->d = region->type == kKVQ4_0 ? 2 * dims[2] : dims[2];
+  if (region->type != kKVQ8_0 && region->type != kKVQ4_0) return true;
+  auto scales = arrays.get<ffi::Buffer<ffi::F16>>((*next)++);
+  if (!scales || (*scales)->dimensions().size() != 3 || region->d % 32) return false;
+  int64_t count = dims[0] * dims[1] * (region->d / 32);
+  if (static_cast<int64_t>((*scales)->element_count()) != count) return false;
+  auto* halves = reinterpret_cast<uint16_t*>((*scales)->untyped_data());
+  region->scales = halves + head * n_cells * (region->d / 32);
+  return true;
+}
+
+// The three arrays from number `first` on, of `n` rows and `n_cells` cells.
+bool map_of(ffi::RemainingArgs arrays, size_t first, int64_t n, int64_t n_cells, Map* map) {
+  auto pos = arrays.get<S32Buffer>(first), seq = arrays.get<S32Buffer>(first + 1);
+  auto cells = arrays.get<S32Buffer>(first + 2);
+  if (!pos || !seq || !cells) return false;
+  auto dims = cells->dimensions();
+  if (dims.size() != 2 || dims[0] < 2 || dims[1] != n_cells) return false;
+  for (auto rows : {*pos, *seq}) {
+    if (static_cast<int64_t>(rows.element_count()) != n) return false;
+  }
+  const int32_t* data = cells->typed_data();
+  *map = {pos->typed_data(), seq->typed_data(), data, data + n_cells, dims[0] - 1};
+  return true;
+}
+
+// Behind `last` come the arrays of K, those of V, perhaps a map, and perhaps two norms.
 ffi::Error attend(ffi::ThreadPool xla, F32Buffer qkv, F32Buffer cosine, F32Buffer sine,
-                  S32Buffer cell, S32Buffer first, S32Buffer last, ffi::AnyBuffer, ffi::AnyBuffer,
-                  ffi::RemainingArgs norms, int64_t layer, int64_t n_head, int64_t n_head_kv,
-                  bool interleaved, int64_t window, float scale, float cap, float eps,
-                  ffi::Result<F32Buffer> out,
-                  ffi::Result<ffi::AnyBuffer> k, ffi::Result<ffi::AnyBuffer> v) {
+                  S32Buffer cell, S32Buffer first, S32Buffer last, ffi::RemainingArgs more,
+                  int64_t layer, int64_t n_head, int64_t n_head_kv, bool interleaved,
+                  int64_t window, float scale, float cap, float eps, ffi::Result<F32Buffer> out,
+                  ffi::RemainingRets regions) {
   AttendArgs a{};
   a.qkv = qkv.typed_data();
   a.cosine = cosine.typed_data(), a.sine = sine.typed_data();
-  if (norms.size() == 2) {
-    auto q_norm = norms.get<F32Buffer>(0), k_norm = norms.get<F32Buffer>(1);
+  a.cell = cell.typed_data(), a.first = first.typed_data(), a.last = last.typed_data();
+  a.out = out->typed_data();
+  a.n = qkv.dimensions()[0], a.h = n_head, a.h_kv = n_head_kv;
+  a.n_rot = 2 * cosine.dimensions()[1];
+  a.window = window, a.scale = scale, a.cap = cap, a.eps = eps, a.interleaved = interleaved;
+  auto any = regions.get<ffi::AnyBuffer>(0);
+  if (!any || (*any)->dimensions().size() != 3 || layer < 0 || n_head_kv < 1 ||
+      layer >= (*any)->dimensions()[0] / n_head_kv) {
+    return ffi::Error::InvalidArgument("a layer past the end of a region");
+  }
+  a.n_cells = (*any)->dimensions()[1];
+  size_t next = 0;
+  for (Region* region : {&a.k, &a.v}) {
+    if (!region_of(regions, &next, layer * n_head_kv, n_head_kv, a.n_cells, region)) {
+      return ffi::Error::InvalidArgument("not a region of K and one of V");
+    }
+  }
+  a.d_k = a.k.d, a.d_v = a.v.d;
+  size_t rest = more.size() - next;
+  if (rest == 3 || rest == 5) {
+    if (!map_of(more, next, a.n, a.n_cells, &a.map)) {
+      return ffi::Error::InvalidArgument("not a map of the rows and cells");
+    }
+    next += 3, rest -= 3;
+  }
+  if (rest == 2) {
+    auto q_norm = more.get<F32Buffer>(next), k_norm = more.get<F32Buffer>(next + 1);
     if (!q_norm || !k_norm) return ffi::Error::InvalidArgument("norm weights are float32");
     a.q_norm = q_norm->typed_data(), a.k_norm = k_norm->typed_data();
   }
-  a.cell = cell.typed_data(), a.first = first.typed_data(), a.last = last.typed_data();
-  if (layer < 0 || n_head_kv < 1 || layer >= k->dimensions()[0] / n_head_kv) {
-    return ffi::Error::InvalidArgument("a layer past the end of a region");
-  }
-  for (auto type : {k->element_type(), v->element_type()}) {
-    if (type != ffi::F16 && type != ffi::F32) {
-      return ffi::Error::InvalidArgument("regions are float16 or float32");
-    }
-  }
-  a.k = heads_of(*k, layer * n_head_kv), a.v = heads_of(*v, layer * n_head_kv);
-  a.out = out->typed_data();
-  a.n = qkv.dimensions()[0], a.h = n_head, a.h_kv = n_head_kv;
-  a.n_cells = k->dimensions()[1], a.d_k = k->dimensions()[2], a.d_v = v->dimensions()[2];
-  a.n_rot = 2 * cosine.dimensions()[1];
-  a.window = window, a.scale = scale, a.cap = cap, a.eps = eps, a.interleaved = interleaved;
-  a.k_f16 = k->element_type() == ffi::F16, a.v_f16 = v->element_type() == ffi::F16;
   kernels().attend(pool_of(xla), a);
   return ffi::Error::Success();
 }
@@ -183,6 +276,21 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_linear, minfer::linear,
                                   .Attr<int32_t>("gate")
                                   .Attr<float>("eps")
                                   .Attr<float>("margin")
+                                  .Ret<minfer::F32Buffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_experts, minfer::experts,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<minfer::F32Buffer>()
+                                  .Arg<minfer::S32Buffer>()
+                                  .RemainingArgs()
+                                  .Attr<ffi::Span<const int32_t>>("part_array")
+                                  .Attr<ffi::Span<const int32_t>>("part_type")
+                                  .Attr<ffi::Span<const int64_t>>("part_offset")
+                                  .Attr<ffi::Span<const int64_t>>("part_stride")
+                                  .Attr<int64_t>("rows")
+                                  .Attr<int64_t>("n_experts")
+                                  .Attr<int32_t>("gate")
                                   .Ret<minfer::F32Buffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_take, minfer::take,
@@ -213,8 +321,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_attend, minfer::attend,
                                   .Arg<minfer::S32Buffer>()
                                   .Arg<minfer::S32Buffer>()
                                   .Arg<minfer::S32Buffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
                                   .RemainingArgs()
                                   .Attr<int64_t>("layer")
                                   .Attr<int64_t>("n_head")
@@ -225,8 +331,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_attend, minfer::attend,
                                   .Attr<float>("cap")
                                   .Attr<float>("eps")
                                   .Ret<minfer::F32Buffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>());
+                                  .RemainingRets());
 
 extern "C" {
 

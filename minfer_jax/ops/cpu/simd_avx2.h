@@ -122,6 +122,10 @@ static inline void f32_store_f16(uint16_t* p, F32 x) {
   _mm_storeu_si128(to, _mm256_cvtps_ph(x.lo, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128(to + 1, _mm256_cvtps_ph(x.hi, _MM_FROUND_TO_NEAREST_INT));
 }
+static inline F32 f32_set_f16(const uint16_t* p) {
+  __m256 x = _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(*p)));
+  return {x, x};
+}
 static inline F32 f32_load_bf16(const uint16_t* p) {
   const __m128i* from = reinterpret_cast<const __m128i*>(p);
   __m256i lo = _mm256_cvtepu16_epi32(_mm_loadu_si128(from));
@@ -138,6 +142,24 @@ static inline F32 f32_load_i8(const int8_t* p) {
   __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+}
+static inline F32 f32_load_nibbles(const uint8_t* p, int shift) {
+  __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  // Bits that come from the neighbouring byte lie above the mask.
+  x = _mm_and_si128(_mm_srl_epi16(x, _mm_cvtsi32_si128(shift)), _mm_set1_epi8(15));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+}
+// Lanes of all ones for the lowest eight bits.
+static inline __m256i lanes_of(uint32_t bits) {
+  __m256i one = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
+  __m256i all = _mm256_set1_epi32(static_cast<int32_t>(bits));
+  return _mm256_cmpeq_epi32(_mm256_and_si256(all, one), one);
+}
+static inline F32 f32_keep(F32 x, uint32_t mask, float other) {
+  __m256 lo = _mm256_castsi256_ps(lanes_of(mask)), hi = _mm256_castsi256_ps(lanes_of(mask >> 8));
+  __m256 out = _mm256_set1_ps(other);
+  return {_mm256_blendv_ps(out, x.lo, lo), _mm256_blendv_ps(out, x.hi, hi)};
 }
 
 static inline I32 i32_set(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
@@ -166,6 +188,28 @@ static inline void i32_store_i8(int8_t* p, I32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packs_epi16(_mm256_castsi256_si128(words),
                                    _mm256_extracti128_si256(words, 1)));
+}
+static inline uint32_t eight_within(const int32_t* x, int32_t below, int32_t top, const int32_t* y,
+                                    int32_t bit) {
+  __m256i value = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  __m256i one = _mm256_set1_epi32(bit);
+  __m256i bits = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(y)), one);
+  __m256i seen = _mm256_and_si256(_mm256_cmpgt_epi32(value, _mm256_set1_epi32(below)),
+                                  _mm256_cmpeq_epi32(bits, one));
+  seen = _mm256_andnot_si256(_mm256_cmpgt_epi32(value, _mm256_set1_epi32(top)), seen);
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(seen)));
+}
+static inline uint32_t i32_within(const int32_t* x, int32_t below, int32_t top, const int32_t* y,
+                                  int32_t bit) {
+  return eight_within(x, below, top, y, bit) | eight_within(x + 8, below, top, y + 8, bit) << 8;
+}
+static inline int64_t i32_store_chosen(int32_t* to, int32_t first, uint32_t bits) {
+  int64_t n = 0;
+  for (int i = 0; i < 16; ++i) {  // without a branch: each is overwritten unless its bit is set
+    to[n] = first + i;
+    n += bits >> i & 1;
+  }
+  return n;
 }
 
 static inline U8 u8_load(const uint8_t* p) {

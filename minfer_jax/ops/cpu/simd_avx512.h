@@ -84,6 +84,10 @@ static inline void f32_store_f16(uint16_t* p, F32 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+// A float16 in all lanes.
+static inline F32 f32_set_f16(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<int16_t>(*p)));
+}
 static inline F32 f32_load_bf16(const uint16_t* p) {
   __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
@@ -95,6 +99,16 @@ static inline F32 f32_load_u8(const uint8_t* p) {
 static inline F32 f32_load_i8(const int8_t* p) {
   return _mm512_cvtepi32_ps(
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+// The lower (shift 0) or upper (shift 4) halves of 16 bytes.
+static inline F32 f32_load_nibbles(const uint8_t* p, int shift) {
+  __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  x = _mm512_and_si512(_mm512_srl_epi32(x, _mm_cvtsi32_si128(shift)), _mm512_set1_epi32(15));
+  return _mm512_cvtepi32_ps(x);
+}
+// Lanes whose bit is set in `mask`; the others are `other`.
+static inline F32 f32_keep(F32 x, uint32_t mask, float other) {
+  return _mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(mask), x);
 }
 
 static inline I32 i32_set(int32_t x) { return _mm512_set1_epi32(x); }
@@ -115,6 +129,22 @@ static inline F32 f32_exp2i(I32 n) {
 // The low bytes of 16 integers in [-128, 127].
 static inline void i32_store_i8(int8_t* p, I32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+}
+// For which of 16 integers below < x[i] <= top, and y[i] has the given bit: bit i.
+static inline uint32_t i32_within(const int32_t* x, int32_t below, int32_t top, const int32_t* y,
+                                  int32_t bit) {
+  __m512i value = _mm512_loadu_si512(x);
+  __mmask16 seen = _mm512_cmple_epi32_mask(value, _mm512_set1_epi32(top));
+  seen = _mm512_mask_cmpgt_epi32_mask(seen, value, _mm512_set1_epi32(below));
+  return _mm512_mask_test_epi32_mask(seen, _mm512_loadu_si512(y), _mm512_set1_epi32(bit));
+}
+// first + i for every bit i of 16, in order; returns how many. All of to[0..16) may be written.
+static inline int64_t i32_store_chosen(int32_t* to, int32_t first, uint32_t bits) {
+  __m512i all = _mm512_add_epi32(
+      _mm512_set1_epi32(first),
+      _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+  _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), all));
+  return __builtin_popcount(bits);
 }
 
 static inline U8 u8_load(const uint8_t* p) { return _mm512_loadu_si512(p); }

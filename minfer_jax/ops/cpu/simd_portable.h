@@ -141,6 +141,7 @@ static inline F32 f32_load_f16(const uint16_t* p) {
   for (int i = 0; i < 16; ++i) y.x[i] = float_of_f16(p[i]);
   return y;
 }
+static inline F32 f32_set_f16(const uint16_t* p) { return f32_set(float_of_f16(*p)); }
 static inline void f32_store_f16(uint16_t* p, F32 x) {
   for (int i = 0; i < 16; ++i) p[i] = f16_of_float(x.x[i]);
 }
@@ -158,6 +159,15 @@ static inline F32 f32_load_i8(const int8_t* p) {
   F32 y;
   for (int i = 0; i < 16; ++i) y.x[i] = static_cast<float>(p[i]);
   return y;
+}
+static inline F32 f32_load_nibbles(const uint8_t* p, int shift) {
+  F32 y;
+  for (int i = 0; i < 16; ++i) y.x[i] = static_cast<float>(p[i] >> shift & 15);
+  return y;
+}
+static inline F32 f32_keep(F32 x, uint32_t mask, float other) {
+  for (int i = 0; i < 16; ++i) x.x[i] = mask >> i & 1 ? x.x[i] : other;
+  return x;
 }
 
 static inline I32 i32_set(int32_t x) {
@@ -209,6 +219,22 @@ static inline F32 f32_exp2i(I32 n) {
 }
 static inline void i32_store_i8(int8_t* p, I32 a) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.x[i]);
+}
+static inline uint32_t i32_within(const int32_t* x, int32_t below, int32_t top, const int32_t* y,
+                                  int32_t bit) {
+  uint32_t seen = 0;
+  for (int i = 0; i < 16; ++i) {
+    seen |= static_cast<uint32_t>((below < x[i]) & (x[i] <= top) & ((y[i] & bit) != 0)) << i;
+  }
+  return seen;
+}
+static inline int64_t i32_store_chosen(int32_t* to, int32_t first, uint32_t bits) {
+  int64_t n = 0;
+  for (int i = 0; i < 16; ++i) {  // without a branch: each is overwritten unless its bit is set
+    to[n] = first + i;
+    n += bits >> i & 1;
+  }
+  return n;
 }
 
 static inline U8 u8_load(const uint8_t* p) {

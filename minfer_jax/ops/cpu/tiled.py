@@ -24,6 +24,7 @@ from minfer_jax.ops.cpu.library import (
     target,
     type_code,
 )
+from minfer_jax.ops.kv_types import KV_TYPES
 
 _GATES = {"silu": 1, "gelu": 2}
 
@@ -110,13 +111,7 @@ def linear(
     x, norm, eps = (x.x, [x.weight], x.eps) if isinstance(x, Normed) else (x, [], -1.0)
     register_targets()
     assert all(part.shape[1] == x.shape[1] for part in parts)
-    arrays: list[Array] = []
-    index = []
-    for part in parts:
-        known = [i for i, array in enumerate(arrays) if array is part.tiles]
-        index.append(known[0] if known else len(arrays))
-        if not known:
-            arrays.append(part.tiles)
+    arrays, index = _distinct(parts)
     columns = sum(part.shape[0] for part in parts) // (2 if gate else 1)
     call = jax.ffi.ffi_call(target("linear"), _f32(x.shape[0], columns))
     return call(
@@ -133,6 +128,55 @@ def linear(
     )
 
 
+def experts(
+    x: Array,
+    ids: Array,
+    parts: Sequence[TiledTensor],
+    n_expert: int,
+    stride: int,
+    *,
+    gate: Literal["silu", "gelu"] | None = None,
+) -> Array:
+    """Row i of x [n or n / s, in] times the matrices of expert `ids[i]`: float32 [n, out].
+
+    `parts` are those of expert 0, one matrix, or two of equal size with a `gate` (see `linear`);
+    another's lie `stride` rows further for each expert before it. ids int32 [n]; the result is
+    zero where it names no expert. With fewer rows of x than ids, each serves s ids in turn. Only
+    the experts named are read, each of them once.
+    """
+    register_targets()
+    rows, n_in = parts[0].shape
+    assert n_in == x.shape[1] and all(part.shape == parts[0].shape for part in parts)
+    assert stride % TILE_ROWS == 0 and not any(part.split for part in parts)
+    arrays, index = _distinct(parts)
+    call = jax.ffi.ffi_call(target("experts"), _f32(ids.shape[0], rows))
+    strides = [stride // TILE_ROWS * part.nbytes // n_tiles(rows) for part in parts]
+    return call(
+        x,
+        ids,
+        *arrays,
+        part_array=np.array(index, np.int32),
+        part_type=np.array([type_code(part.type, part.split) for part in parts], np.int32),
+        part_offset=np.array([part.offset for part in parts], np.int64),
+        part_stride=np.array(strides, np.int64),
+        rows=np.int64(rows),
+        n_experts=np.int64(n_expert),
+        gate=np.int32(_GATES[gate] if gate else 0),
+    )
+
+
+def _distinct(parts: Sequence[TiledTensor]) -> tuple[list[Array], list[int]]:
+    """The arrays that the parts lie in, each once, and which of them is each part's."""
+    arrays: list[Array] = []
+    index = []
+    for part in parts:
+        known = [i for i, array in enumerate(arrays) if array is part.tiles]
+        index.append(known[0] if known else len(arrays))
+        if not known:
+            arrays.append(part.tiles)
+    return arrays, index
+
+
 def add_normed(x: Array, y: Normed) -> Array:
     """x plus the norm: float32 [n, k]."""
     register_targets()
@@ -144,9 +188,10 @@ def attend(
     qkv: Array,
     rope: tuple[Array, Array],
     rows: tuple[Array, Array, Array],
-    regions: tuple[Array, Array],
+    regions: tuple[tuple[Array, ...], tuple[Array, ...]],
     norms: Sequence[Array],
     *,
+    kv_types: tuple[str, str],
     layer: int,
     n_head: int,
     n_head_kv: int,
@@ -155,28 +200,39 @@ def attend(
     scale: float,
     window: int,
     cap: float,
-) -> tuple[Array, Array, Array]:
+    mapped: tuple[Array, Array, Array] | None = None,
+) -> tuple[Array, tuple[Array, ...], tuple[Array, ...]]:
     """Attention of one layer from the joined projections on; see `KVView.attend_joined`.
 
-    `rows` are cell, first and last of each row, int32 [n]; `regions` K and V, float16 or float32
-    [layers * n_head_kv, n_cells, d], updated in place where they are donated. Returns float32
-    [n, n_head * d_v] and the regions.
+    `rows` are cell, first and last of each row, int32 [n]; `regions` the arrays of K and of V, of
+    types `kv_types`, [layers * n_head_kv, n_cells, ...], updated in place where they are donated.
+
+    A row sees the cells from first to last, or the last `window` of them. With `mapped` it sees
+    those that belong to its sequence, at positions up to its own and within `window` of it: the
+    position and the sequence of each row, int32 [n], and the cells, int32 [1 + words, n_cells],
+    which are their positions and then words of 32 bits, one a sequence.
+
+    Returns float32 [n, n_head * d_v] and the arrays.
     """
     register_targets()
     k, v = regions
+    for arrays, kind in zip(regions, kv_types, strict=True):
+        assert [a.dtype for a in arrays] == [dtype for _, dtype in KV_TYPES[kind].planes]
+    d_v = v[0].shape[2] * KV_TYPES[kv_types[1]].planes[0][0]
+    arrays = (*k, *v)
     results = (
-        _f32(qkv.shape[0], n_head * v.shape[2]),
-        jax.ShapeDtypeStruct(k.shape, k.dtype),
-        jax.ShapeDtypeStruct(v.shape, v.dtype),
+        _f32(qkv.shape[0], n_head * d_v),
+        *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays),
     )
     first_region = 1 + len(rope) + len(rows)
-    aliases = {first_region: 1, first_region + 1: 2}
+    aliases = {first_region + i: 1 + i for i in range(len(arrays))}
     call = jax.ffi.ffi_call(target("attend"), results, input_output_aliases=aliases)
-    out, k, v = call(
+    out, *arrays = call(
         qkv,
         *rope,
         *rows,
-        *regions,
+        *arrays,
+        *(mapped or ()),
         *norms,
         layer=np.int64(layer),
         n_head=np.int64(n_head),
@@ -187,7 +243,7 @@ def attend(
         cap=np.float32(cap),
         eps=np.float32(eps),
     )
-    return out, k, v
+    return out, tuple(arrays[: len(k)]), tuple(arrays[len(k) :])
 
 
 def _f32(*shape: int) -> jax.ShapeDtypeStruct:

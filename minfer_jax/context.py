@@ -10,15 +10,13 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import takewhile
 from numbers import Integral
 
 import numpy as np
-from jax import Array
 
 from minfer_jax.batch import (
     Batch,
@@ -52,31 +50,14 @@ from minfer_jax.memory.state_format import (
 )
 from minfer_jax.models.model import Geometry, Model
 from minfer_jax.ops.attention import BLOCK
+from minfer_jax.outputs import Outputs
+from minfer_jax.perf import Perf
 from minfer_jax.sequences import Sequences
 from minfer_jax.settings import Settings
 
 MAX_SEQUENCES = 256
 N_BATCH = 2048
 """Rows of a batch, at most, unless a context says otherwise."""
-
-
-@dataclass
-class Perf:
-    """Counters of a context. Times are wall-clock seconds without the building of graphs."""
-
-    n_p_eval: int = 0
-    """Tokens evaluated in ubatches that had several of one sequence."""
-    n_eval: int = 0
-    """Tokens evaluated in decode steps: one of a sequence at a time."""
-    n_reused: int = 0
-    """Ubatches that ran a graph which was there already."""
-    n_built: int = 0
-    rebuilt_by: Counter[str] = field(default_factory=Counter)
-    """Why graphs were built: the fields in which they differed from the nearest one there was."""
-    p_eval_seconds: float = 0.0
-    eval_seconds: float = 0.0
-    build_seconds: float = 0.0
-    """Getting graphs (tracing, compiling, loading from disk) and, once, the regions."""
 
 
 class Context:
@@ -143,10 +124,12 @@ class Context:
         self.history = History(n_seq_max)
         self.lost: tuple[int, ...] = ()
         """Sequences that the last call had to forget as a whole, as it could not go back."""
+        what, width = ("logits", model.hp.n_vocab)
+        if self.embeddings_only:
+            what, width = ("embeddings", model.hp.n_embd)
+        self._outputs = Outputs(what, width)
         self._perf = Perf()
         self._settings = settings
-        self._outputs: dict[int, tuple[Array | np.ndarray, int]] = {}
-        self._n_batch = 0
         self._busy = threading.Lock()
 
     @property
@@ -194,7 +177,7 @@ class Context:
             if status:
                 return status
             self.history.extend(checked)
-            self._n_batch = len(checked)
+            self._outputs.n_batch = len(checked)
             return 0
 
     def _checked(self, batch: Batch) -> CheckedBatch:
@@ -278,13 +261,11 @@ class Context:
         params = self._params(ubatch)
         started = time.perf_counter()
         with device_errors("a step could not be prepared"):
-            counters = self.graphs.counters
-            before = counters.built, counters.rebuilt_by.copy()
+            before = self.graphs.counters.copy()
             entry = self.graphs.get(params)
             regions = self.store.regions()
         built = time.perf_counter() - started
-        self._count_graph(*before)
-        self._perf.build_seconds += built
+        self._perf.count_graph(before, self.graphs.counters, built)
         inputs = self._inputs(ubatch, claim, params)
         started = time.perf_counter()
         with device_errors("a step failed"):
@@ -293,11 +274,10 @@ class Context:
                 self.store.take_back(regions)
             output.block_until_ready()
         seconds = time.perf_counter() - started
-        self._count(params.gtype, len(ubatch), seconds)
+        self._perf.count_step(params.gtype, len(ubatch), seconds)
         gathered = params.n_out < params.n_tokens
         rows = range(len(ubatch.out)) if gathered else ubatch.out.tolist()
-        for index, row in zip(ubatch.index[ubatch.out].tolist(), rows, strict=True):
-            self._outputs[index] = (output, row)
+        self._outputs.add(ubatch.index[ubatch.out].tolist(), output, rows)
         if self._settings.timing:
             print(
                 f"ubatch: {len(ubatch)} of {params.n_tokens} rows, graph {entry.uid},"
@@ -359,44 +339,27 @@ class Context:
         Raises `IndexError` if they were not asked for.
         """
         self._refuse_output("logits", of_embeddings=False)
-        return self._output(i, "logits")
+        return self._outputs.row(i)
 
     def all_logits(self) -> np.ndarray:
         """Every row of logits that the last batch asked for, in its order: float32 [n, n_vocab]."""
         self._refuse_output("logits", of_embeddings=False)
-        return self._all_outputs(self.model.hp.n_vocab)
+        return self._outputs.all()
 
     def embeddings(self) -> np.ndarray:
         """Hidden states behind the last norm of every token that the last batch asked for, in its
         order: float32 [n, n_embd]."""
         self._refuse_output("embeddings", of_embeddings=True)
-        return self._all_outputs(self.model.hp.n_embd)
+        return self._outputs.all()
 
     def _refuse_output(self, what: str, *, of_embeddings: bool) -> None:
         if self.embeddings_only != of_embeddings:
             made = "embeddings" if self.embeddings_only else "logits"
             raise UsageError(f"this context makes {made}, not {what}: see `embeddings` of context")
 
-    def _output(self, i: int, what: str) -> np.ndarray:
-        if not -self._n_batch <= i < self._n_batch:
-            raise IndexError(f"token {i} is not in the last batch of {self._n_batch}")
-        found = self._outputs.get(i % self._n_batch)
-        if found is None:
-            raise IndexError(f"the {what} of token {i} were not asked for")
-        output, row = found
-        return np.asarray(output)[row]
-
-    def _all_outputs(self, width: int) -> np.ndarray:
-        # A vocabulary of 262k makes a megabyte a row: no copy beside the result.
-        rows = np.empty((len(self._outputs), width), np.float32)
-        for at, index in enumerate(sorted(self._outputs)):
-            output, row = self._outputs[index]
-            rows[at] = np.asarray(output)[row]
-        return rows
-
     def forget_outputs(self) -> None:
         """No output of an earlier batch can be asked for any more."""
-        self._outputs, self._n_batch = {}, 0
+        self._outputs.forget()
 
     def perf(self) -> Perf:
         """The counters, which go on counting."""
@@ -501,35 +464,16 @@ class Context:
         return model_form(self.store.plan, digest, n_vocab=hp.n_vocab, n_embd=hp.n_embd)
 
     def _saved_outputs(self) -> SavedOutputs:
-        hp = self.model.hp
-        rows = self._all_outputs(hp.n_embd if self.embeddings_only else hp.n_vocab)
-        index = np.array(sorted(self._outputs), np.int32)
-        return SavedOutputs(self._n_batch, index, rows, self.embeddings_only)
+        made = self._outputs
+        index = np.array(made.index, np.int32)
+        return SavedOutputs(made.n_batch, index, made.all(), self.embeddings_only)
 
     def _take_outputs(self, saved: SavedOutputs) -> None:
         self.forget_outputs()
         if saved.embeddings == self.embeddings_only:
             rows = saved.rows.astype(np.float32)  # a copy: what was loaded from may go away
-            self._outputs = {index: (rows, i) for i, index in enumerate(saved.index.tolist())}
-            self._n_batch = saved.n_batch
-
-    # --- counters -------------------------------------------------------------------------------
-
-    def _count_graph(self, built: int, reasons: Counter[str]) -> None:
-        counters = self.graphs.counters
-        if counters.built == built:
-            self._perf.n_reused += 1
-            return
-        self._perf.n_built += 1
-        self._perf.rebuilt_by.update(counters.rebuilt_by - reasons)
-
-    def _count(self, gtype: GType, n: int, seconds: float) -> None:
-        if gtype is GType.DECODE:
-            self._perf.n_eval += n
-            self._perf.eval_seconds += seconds
-        else:
-            self._perf.n_p_eval += n
-            self._perf.p_eval_seconds += seconds
+            self._outputs.add(saved.index.tolist(), rows, range(len(rows)))
+            self._outputs.n_batch = saved.n_batch
 
 
 def default_kv_types(exact: bool) -> tuple[str, str]:

@@ -181,8 +181,7 @@ class Embedder:
         if template:
             parts = {"query": query, "document": document}
             return tok.encode(re.sub(r"\{(query|document)\}", lambda m: parts[m[1]], template))
-        ids, second = tok.encode(query), tok.encode(document)
-        return ids + (second[1:] if second[:1] == [tok.bos] else second)
+        return tok.encode_pair(query, document)
 
 
 def _finite(vector: np.ndarray) -> np.ndarray:

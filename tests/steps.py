@@ -11,13 +11,19 @@ from minfer_jax.models.model import Model
 
 
 def step_of(
-    model: Model, n_tokens: int, *, n_out: int = 1, n_ctx: int = 256, **cparams: Any
+    model: Model,
+    n_tokens: int,
+    *,
+    n_out: int = 1,
+    n_ctx: int = 256,
+    gtype: GType | None = None,
+    **cparams: Any,
 ) -> tuple[Callable[[], Any], GraphParams, tuple]:
     """What makes a step of a model, its params, and the abstract arguments behind them."""
     params = GraphParams(
         n_tokens=n_tokens,
         n_out=n_out,
-        gtype=GType.DECODE if n_tokens == 1 else GType.PREFILL,
+        gtype=gtype or (GType.DECODE if n_tokens == 1 else GType.PREFILL),
         cparams=CParams(n_ctx=n_ctx, **cparams),
     )
     plan = plan_memory(model.hp, n_ctx=n_ctx, types=params.cparams.kv_format)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from tiny_models import tensor_values
 
 from minfer_jax.batch import Batch
 from minfer_jax.context import Context, check_memory
@@ -52,6 +53,22 @@ def test_logits_of_any_subset_of_rows(load_tiny):
     for i in (1, 20, -21):
         with pytest.raises(IndexError):
             context.logits(i)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-dense", "mamba-dense", "jamba-dense", "gemma2-dense"])
+def test_rows_given_as_embeddings(load_tiny, name):
+    """Those of tokens, among tokens, have the tokens' logits."""
+    lm = load_tiny(name, n_ubatch=8)
+    n_embd = lm.model.hp.n_embd
+    table = tensor_values("token_embd.weight", 128 * n_embd).reshape(128, n_embd)
+    context = lm.context(n_ctx=64)
+    want = everything(context, TOKENS[:30])
+    context.memory.clear()
+    context.decode(Batch(token=TOKENS[:5]))
+    context.decode(Batch(embd=table[TOKENS[5:29]], logits=[True] * 24))
+    np.testing.assert_allclose(context.all_logits(), want[5:29], atol=1e-4 * want.std())
+    context.decode(Batch(token=TOKENS[29:30]))
+    np.testing.assert_allclose(context.logits(), want[29], atol=1e-4 * want.std())
 
 
 def test_no_room_is_1_and_changes_nothing(load_tiny):
@@ -277,6 +294,28 @@ def test_flipping_a_field_is_a_rebuild(load_tiny, field, tmp_path):
         assert other.graphs.counters.rebuilt_by[field] == 1
 
 
+def test_what_a_ubatch_or_a_context_decides_is_a_rebuild(load_tiny):
+    """Scattered cells, embeddings as input, embeddings as output."""
+    lm = load_tiny("qwen2-gqa-dense", exact=False)
+    context = lm.context(n_ctx=64)
+    context.decode(Batch(token=TOKENS[:8]))
+    context.decode(Batch(token=[1]))
+    before = context.perf().rebuilt_by.copy()
+    assert context.memory.seq_rm(0, 2, 3)
+    context.decode(Batch(token=[1]))
+    assert context.perf().rebuilt_by - before == {"kv_map": 1}
+    context.decode(Batch(token=[1]))
+    assert (context.perf().n_built, context.perf().n_reused) == (3, 1)
+    context.memory.clear()
+    embd = np.ones((1, lm.model.hp.n_embd), np.float32)
+    context.decode(Batch(embd=embd))
+    assert context.perf().rebuilt_by["embd_input"] == 1
+    other = lm.context(n_ctx=64, embeddings=True)
+    assert other.graphs is context.graphs
+    other.decode(Batch(token=[1]))
+    assert other.perf().rebuilt_by == {"embeddings": 1}
+
+
 def test_new_weights_are_a_rebuild(load_tiny):
     lm = load_tiny("qwen2-gqa-dense", exact=False)
     context = lm.context(n_ctx=64)
@@ -322,7 +361,7 @@ def test_what_the_machine_cannot_hold_is_refused(load_tiny):
     cpu = jax.devices("cpu")[0]
     gpu = SimpleNamespace(id=0, platform="gpu", device_kind="")
     hp = load_tiny("llama-dense").model.hp
-    plan = plan_memory(hp, n_ctx=2**50 // hp.kv_bytes_per_cell(2))
+    plan = plan_memory(hp, n_ctx=2**50 // plan_memory(hp, n_ctx=64).bytes_per_cell)
     with pytest.raises(UsageError, match=r"the context 1048576\.0 GiB for what it remembers"):
         check_memory(plan, 0, cpu)
     with pytest.raises(UsageError, match=r"the weights need 1048576\.0 GiB"):

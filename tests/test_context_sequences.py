@@ -549,7 +549,7 @@ def run(make, judge, kind: str, examples: int):
         ("llama-gqa-dense", "kv", True, 5, 0, 120),
         ("llama-gqa-dense", "kv", False, 16, 0, 80),
         ("llama-gqa-dense", "kv", True, 1, 0, 30),
-        ("mamba-dense", "recurrent", False, 6, 0, 60),
+        ("mamba-dense", "recurrent", False, 6, 0, 40),
         ("rwkv7-head64-dense", "recurrent", False, 4, 2, 30),
         ("lfm2-dense", "hybrid", True, 5, 2, 60),
         ("jamba-dense", "hybrid", False, 3, 0, 40),

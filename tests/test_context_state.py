@@ -91,7 +91,7 @@ def test_k06_a_new_context_goes_on_bit_for_bit(tiny, tmp_path, name, seq):
 
 
 @pytest.mark.parametrize("kind", KV_TYPES)
-@pytest.mark.parametrize("name", ["llama-gqa-dense", "deepseek2-moe"])
+@pytest.mark.parametrize("name", ["llama-gqa-dense", *slow("deepseek2-moe")])
 def test_k06_every_type_of_k_and_v(tiny, name, kind):
     lm = tiny(name)
     context, new = (lm.context(n_ctx=64, kv_types=(kind, kind)) for _ in range(2))
@@ -336,6 +336,16 @@ def test_the_logits_of_a_sequence_are_saved_while_they_are_its_last(tiny):
     again = new.state_save(0)  # as loaded
     assert has_output(context, again, 2)
     assert not has_output(new, context.state_save(0))  # whose own are gone since
+
+
+def test_an_aborted_batch_leaves_no_outputs(tiny):
+    lm = tiny("llama-gqa-dense")
+    context, new = lm.context(n_ctx=64), lm.context(n_ctx=64)
+    feed(context, TOKENS[:9])
+    assert context.decode(Batch(token=[1]), abort=lambda: True) == 2
+    for seq in (None, 0):
+        assert not has_output(new, context.state_save(seq), seq)
+        assert new.memory.lengths == (9,)
 
 
 def test_embeddings_are_outputs_too(tiny):

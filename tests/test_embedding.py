@@ -48,10 +48,11 @@ class FakeContext:
 class Words:
     """Ids of words: their lengths, between 1 and 2."""
 
-    bos = 1
-
     def encode(self, text):
         return [1, *(len(word) for word in text.split()), 2]
+
+    def encode_pair(self, first, second):
+        return [*self.encode(first), 3, *self.encode(second)[1:]]
 
 
 @pytest.fixture
@@ -265,7 +266,7 @@ def test_rank_needs_a_classifier(embedder):
 def test_a_query_and_a_document_are_one_sequence(embedder):
     some = embedder(tensors=[HEAD])
     some.embed(["ab\tc dddd", "ab c", "a\tb\tcc"], "rank", True)
-    assert some.batches == [[[1, 2, 2, 1, 4, 2], [1, 2, 1, 2], [1, 1, 2, 1, 2, 2]]]
+    assert some.batches == [[[1, 2, 2, 3, 1, 4, 2], [1, 2, 1, 2], [1, 1, 2, 3, 1, 2, 2]]]
     some.embed("ab\tc", "mean", True)  # elsewhere a tab is a tab
     assert some.batches[-1] == [[1, 2, 1, 2]]
 

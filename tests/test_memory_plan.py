@@ -194,6 +194,12 @@ def test_unknown_types_are_refused(hp, types, which):
         plan_memory(hp, n_ctx=64, types=types)
 
 
+@pytest.mark.parametrize("types", ["f16", ("f16",), ["f16", "f16"], ("f16", "f16", "f16"), 7])
+def test_types_that_are_no_pair_of_names(types):
+    with pytest.raises(UsageError, match=r"^the types of K and V are .*; allowed: two names"):
+        plan_memory(HP, n_ctx=64, types=types)
+
+
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
 def test_k04_quantized_types_need_whole_blocks(kind):
     narrow = replace(HP, head_dim_v=48)

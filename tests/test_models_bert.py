@@ -3,13 +3,23 @@
 The graph is judged against llama.cpp in test_conformance_encoders.
 """
 
+import json
+from pathlib import Path
+
+import jax
 import numpy as np
 import pytest
 from gguf_builder import f32_tensor, write_gguf
+from steps import step_of
+from tiny_models import write_tiny
 
 from minfer_jax.errors import GGUFError, ModelError
 from minfer_jax.gguf import open_gguf
+from minfer_jax.lm import load
+from minfer_jax.memory.plan import plan_memory
 from minfer_jax.models import bert
+from minfer_jax.ops.cpu.library import target
+from minfer_jax.settings import Settings
 
 KV = {
     "general.architecture": "bert",
@@ -48,7 +58,7 @@ def test_every_key(hparams):
 
 
 def test_an_encoder_caches_nothing(hparams):
-    assert hparams().kv_bytes_per_cell(2) == 0
+    assert plan_memory(hparams(), n_ctx=64).layout == ()
 
 
 @pytest.mark.parametrize(
@@ -111,3 +121,22 @@ def test_fused_qkv(hparams):
 def test_a_classifier_is_no_part_of_the_graph(hparams):
     ignored = set(bert.tensors(hparams()).ignored)
     assert ignored == {"cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias"}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "n"),
+    [
+        # Of two layers: QKV, attention output, gate and up, down.
+        ("nomic-bert-split", {}, 2 * 4),
+        ("nomic-bert-split", {"fuse_qkv": False}, 2 * 6),
+        ("nomic-bert-split", {"fuse_ffn": False}, 2 * 5),
+        ("nomic-bert-dense", {"fuse_qkv": False}, 2 * 4),
+    ],
+)
+def test_number_of_products(native_library, tmp_path, name, flags, n):
+    spec = json.loads((Path(__file__).parent / "data" / "encoders" / f"{name}.json").read_text())
+    path = write_tiny(spec, tmp_path / "x.gguf")
+    model = load(path, n_ctx=64, settings=Settings(home=tmp_path)).model
+    make_step, params, args = step_of(model, 8, n_out=8, embeddings=True, **flags)
+    step = jax.make_jaxpr(make_step(), static_argnums=0)(params, *args)
+    assert str(step).count(f"target_name={target('linear')}") == n

@@ -5,8 +5,10 @@ cache, every expert by itself. The golden has one head and uses all of its exper
 import math
 from dataclasses import dataclass, field
 
+import jax
 import numpy as np
 import pytest
+from steps import step_of
 from tiny_models import tensor_values, write_tiny
 
 from minfer_jax.batch import Batch
@@ -15,6 +17,7 @@ from minfer_jax.gguf import open_gguf
 from minfer_jax.lm import load
 from minfer_jax.models import deepseek2
 from minfer_jax.models.hparams import MLAParams
+from minfer_jax.ops.cpu.library import target
 from minfer_jax.settings import Settings
 
 N_EMBD, N_HEAD, N_VOCAB, N_LAYER = 64, 3, 40, 3
@@ -53,6 +56,7 @@ KINDS = {
     "v3-joined": Kind(joined=True, kv={**V3, **GROUPS}),
     "v2-lite": Kind(lite=True, bias=False, kv=V2),
     "v2-unfolded": Kind(unfolded=True, bias=False, kv=V2),
+    "dense": Kind(bias=False, n_dense=N_LAYER, kv={"expert_count": 0}),
     "all-experts": Kind(bias=False, n_dense=0, kv=V3),
     "yarn": Kind(kv={**V3, **YARN, "rope.scaling.yarn_log_multiplier": 0.0707}),
     "yarn-unfolded": Kind(unfolded=True, kv={**V3, **YARN}),
@@ -286,10 +290,18 @@ def test_logits(path_of, settings, name):
     assert_close(lm.logits(TOKENS), Reference(KINDS[name]).logits(TOKENS), TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["v3", "v3-joined", "v2-unfolded"])
+@pytest.mark.parametrize("name", ["v3", "v3-joined", "v2-unfolded", "yarn-unfolded", "dense"])
 def test_logits_of_native_kernels(native_library, path_of, settings, name):
     lm = load(path_of(name), n_ctx=64, settings=settings)
     assert_close(lm.logits(TOKENS), Reference(KINDS[name]).logits(TOKENS), ROUGH)
+
+
+@pytest.mark.parametrize(("name", "n"), [("v2-unfolded", N_LAYER), ("v3", 0)])
+def test_attention_of_unfolded_heads_is_one_kernel(native_library, path_of, settings, name, n):
+    lm = load(path_of(name), n_ctx=64, settings=settings)
+    make_step, params, args = step_of(lm.model, 1)
+    step = jax.make_jaxpr(make_step(), static_argnums=0)(params, *args)
+    assert str(step).count(f"target_name={target('attend')}") == n
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -380,13 +392,31 @@ def test_layers_that_predict_further_tokens_are_left_out(path_of, settings):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"expert_count": 0}, "expert_count is 0 or missing"),
+        (
+            {"expert_count": 0},
+            "expert_count is 0 or missing, but the layers from 1 on have experts",
+        ),
+        ({"expert_count": 0, "leading_dense_block_count": N_LAYER - 1}, "the layers from 2 on"),
         ({"attention.key_length_mla": N_ROT}, "heads of 8 values have no room beside 8"),
     ],
 )
 def test_files_that_do_not_fit(path_of, changes, message):
     with pytest.raises(ModelError, match=message):
         read(path_of, kv={f"deepseek2.{key}": value for key, value in changes.items()})
+
+
+def test_a_dense_file_needs_no_key_of_experts(path_of):
+    drop = tuple(f"deepseek2.expert_{key}" for key in ("count", "used_count", "shared_count"))
+    assert read(path_of, "dense", drop=drop).moe is None
+    with pytest.raises(ModelError, match="but the layers from 0 on have experts"):
+        read(path_of, "dense", drop=(*drop, "deepseek2.leading_dense_block_count"))
+
+
+@pytest.mark.parametrize("lite", [True, False])
+def test_what_reads_the_layers_input_is_one_group(path_of, lite):
+    queries = "attn_q" if lite else "attn_q_a"
+    groups = deepseek2.tensors(read(path_of, "v2-lite" if lite else "v3")).groups
+    assert (f"blk.1.{queries}.weight", "blk.1.attn_kv_a_mqa.weight") in groups
 
 
 def test_experts_of_a_width_that_no_tile_ends_with_are_left_to_xla(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gguf_builder import f32_tensor, write_gguf
 
+from minfer_jax.errors import GGUFError
 from minfer_jax.gguf import open_gguf
 from minfer_jax.models import gemma2
 
@@ -48,6 +49,11 @@ def test_every_other_layer_has_a_window_of_4096_unless_the_file_says_otherwise(h
     assert windows(hparams(**{"attention.sliding_window": 0})) == [0] * 6
 
 
+def test_flags_of_layers_are_no_words(hparams):
+    with pytest.raises(GGUFError, match=f"{PATTERN} must be an array of bool"):
+        hparams(**{PATTERN: ["false"] * 6})
+
+
 def test_caps(hparams):
     hp = hparams()
     assert (hp.attn_softcap, hp.final_softcap) == (50.0, 30.0)
@@ -65,6 +71,7 @@ def test_the_27b_model_scales_queries_by_its_embedding_per_head(hparams):
 def test_embeddings_are_scaled_by_a_float32_root(hparams):
     hp = hparams(embedding_length=2312)
     assert hp.embd_scale == float(np.sqrt(np.float32(2312))) != math.sqrt(2312)
+    assert hp.embd_input_scale == hp.embd_scale  # given ones too
 
 
 def test_window_layers_may_have_a_rotation_of_their_own(hparams):

@@ -45,6 +45,7 @@ def test_scales(hparams):
         0.125,
         0.0625,
     )
+    assert hp.embd_input_scale == 12.0
 
 
 def test_a_scale_of_zero_is_none(hparams):

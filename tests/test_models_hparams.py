@@ -10,7 +10,7 @@ from gguf_builder import f32_tensor, write_gguf
 
 from minfer_jax.errors import GGUFError, ModelError
 from minfer_jax.gguf import open_gguf
-from minfer_jax.models.hparams import read_hparams
+from minfer_jax.models.hparams import read_hparams, read_layered_flags
 
 KV = {
     "general.architecture": "llama",
@@ -65,9 +65,35 @@ def test_what_absent_keys_mean(read):
     assert (hp.rope.n_rot, hp.rope.freq_base, hp.attn_scale) == (16, 10000.0, 0.25)
 
 
-def test_kv_bytes_per_cell(read):
-    # 3 layers, 2 heads of 32 and 24 values, 2 bytes each.
-    assert read().kv_bytes_per_cell(2) == 3 * 2 * (32 + 24) * 2
+@pytest.fixture
+def file_of(tmp_path):
+    """A file with `value` under the key x.flags, which it lacks if that is None."""
+
+    def file_of(value):
+        kv = {"general.architecture": "x"} | ({} if value is None else {"x.flags": value})
+        return open_gguf(write_gguf(tmp_path / "x.gguf", kv))
+
+    return file_of
+
+
+@pytest.mark.parametrize("flags", [[True, False, True, True], [1, 0, 2, 0], [-1, 0, 1]])
+def test_a_flag_for_each_layer(file_of, flags):
+    assert read_layered_flags(file_of(flags), "x.flags", 3) == (True, False, True)
+
+
+@pytest.mark.parametrize("flags", [["yes", "no", ""], [1.0, math.nan, 0.0], [[1], [0], [1]]])
+def test_flags_are_bool_or_whole_numbers(file_of, flags):
+    with pytest.raises(GGUFError, match=r"x\.gguf: x\.flags must be an array of bool or of whole"):
+        read_layered_flags(file_of(flags), "x.flags", 3)
+
+
+def test_flags_for_fewer_layers_or_none(file_of):
+    with pytest.raises(GGUFError, match=r"x\.gguf: x\.flags has 2 entries for 3 layers"):
+        read_layered_flags(file_of([True, False]), "x.flags", 3)
+    with pytest.raises(GGUFError, match=r"x\.flags.* is 1, allowed: an array"):
+        read_layered_flags(file_of(1), "x.flags", 3)
+    with pytest.raises(GGUFError, match="missing key"):
+        read_layered_flags(file_of(None), "x.flags", 3)
 
 
 @pytest.mark.parametrize(

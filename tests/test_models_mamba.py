@@ -5,6 +5,7 @@ import pytest
 from gguf_builder import f32_tensor, write_gguf
 
 from minfer_jax.gguf import open_gguf
+from minfer_jax.memory.plan import plan_memory
 from minfer_jax.models import mamba, mamba2
 
 FAMILIES = {"mamba": mamba, "mamba2": mamba2}
@@ -35,7 +36,7 @@ def test_no_layer_attends_and_every_one_keeps_a_state(hp):
     assert not any(hp.attends(il) for il in range(24))
     assert all(hp.recurs(il) for il in range(24))
     assert (hp.n_head, hp.n_head_kv, hp.n_ff, hp.rope.n_rot) == (0, 0, 0, 0)
-    assert hp.kv_bytes_per_cell(4) == 0
+    assert plan_memory(hp, n_ctx=64).caches == ()
     assert len(hp.states) == 2
 
 

@@ -11,6 +11,7 @@ from tiny_models import ARCHS
 from minfer_jax.batch import Batch
 from minfer_jax.context import Context
 from minfer_jax.graph.compile import CompiledGraph, verify_structural
+from minfer_jax.graph.params import GType
 
 DECODE = Batch(token=[5])
 PREFILL = Batch(token=list(range(20)))
@@ -93,9 +94,16 @@ def test_traces_are_pure(load_tiny, name, n_tokens, flags):
     verify_structural(make_step, params, args)
 
 
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
 @pytest.mark.parametrize("n_tokens", [1, 32])
-def test_jax_settings_do_not_change_a_trace(lm, n_tokens):
-    make_step, params, args = step_of(lm.model, n_tokens)
+@pytest.mark.parametrize("name", ARCHS)
+def test_jax_settings_do_not_change_a_trace(load_tiny, name, n_tokens, several):
+    """Of a decode step of one or four sequences, and of a prefill through a map of the cells."""
+    lm = load_tiny(name, exact=False)
+    if several and n_tokens == 1:
+        make_step, params, args = step_of(lm.model, 4, gtype=GType.DECODE)
+    else:
+        make_step, params, args = step_of(lm.model, n_tokens, kv_map=several)
 
     def trace() -> str:
         text = str(jax.make_jaxpr(make_step(), static_argnums=0)(params, *args))

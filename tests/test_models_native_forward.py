@@ -33,6 +33,10 @@ QUANTIZE = {
     "token_embd.weight": "Q4_0",
     "output.weight": "Q8_0",
 }
+PARTLY_ROTATED = {
+    "qwen35.rope.dimension_count": 64,
+    "qwen35.rope.dimension_sections": [11, 11, 10, 0],
+}
 N = 53
 TOKENS = np.random.default_rng(0).integers(0, 128, N).tolist()
 ONE_VARIANT = pytest.mark.parametrize("kernels", ["portable"], indirect=True)
@@ -48,7 +52,8 @@ def model(tmp_path_factory):
     def get(name, form=WeightForm.TILED, *, quantized=False):
         path = folder / f"{name}-{quantized}.gguf"
         if not path.exists():
-            write_tiny(read_spec(name), path, quantize=QUANTIZE if quantized else {})
+            kv = PARTLY_ROTATED if name == "qwen35-dense" else {}
+            write_tiny(read_spec(name), path, kv=kv, quantize=QUANTIZE if quantized else {})
         return Model(open_gguf(path), device=cpu, form=form, settings=settings)
 
     return get
@@ -100,6 +105,12 @@ def test_float_weights_give_the_logits_of_xla(kernels, model, logits, logits_of_
     assert distance(logits(model(name), exact=True), expected) < 1e-4
 
 
+@ONE_VARIANT
+def test_heads_beside_gates_that_are_partly_rotated(kernels, model, logits, logits_of_xla):
+    expected = logits_of_xla("qwen35-dense", quantized=False, exact=True)
+    assert distance(logits(model("qwen35-dense"), exact=True), expected) < 1e-4
+
+
 @pytest.mark.parametrize("name", NAMES[:2])
 def test_quantized_weights_give_nearly_those_of_xla(kernels, model, logits, logits_of_xla, name):
     expected = logits_of_xla(name, quantized=True, exact=False)
@@ -137,6 +148,11 @@ def equations(jaxpr):
             yield from equations(inner)
 
 
+def calls(eqns):
+    """How often each kernel is called."""
+    return Counter(e.params["target_name"] for e in eqns if e.primitive.name == "ffi_call")
+
+
 @ONE_VARIANT
 @pytest.mark.parametrize(
     ("flags", "products", "attends"),
@@ -153,17 +169,36 @@ def test_number_of_kernels(kernels, model, name, n_tokens, flags, products, atte
     """One product serves tensors of several types; nothing else touches a packed weight."""
     made = model(name, quantized=True)
     eqns = list(equations(trace(made, n_tokens, **flags).jaxpr))
-    calls = Counter(e.params["target_name"] for e in eqns if e.primitive.name == "ffi_call")
     n_layer = made.hp.n_layer
     per_layer = {"linear": products, "attend": attends}
     per_layer["add_normed"] = 2 if name == "gemma3-dense" else 0
     expected = Counter({target(kind): n_layer * n for kind, n in per_layer.items()})
     expected += Counter({target("linear"): 1, target("take"): 1})  # the head, the embeddings
-    assert calls == expected
+    assert calls(eqns) == expected
     readers = {e.primitive.name for e in eqns for v in e.invars if v.aval.dtype == np.uint8}
     assert readers == {"ffi_call"}
     if attends:
         assert "dot_general" not in {e.primitive.name for e in eqns}
+
+
+@ONE_VARIANT
+@pytest.mark.parametrize(
+    ("name", "flags", "linear", "attend", "experts"),
+    [
+        # A delta net layer: inputs, output, gate and up, down. One that attends: as many.
+        ("qwen35-dense", {}, 8, 1, 0),
+        # The inputs are of four tensors, those of the other layer of three.
+        ("qwen35-dense", {"fuse_qkv": False}, 8 + 3 + 2, 1, 0),
+        ("qwen35-dense", {"flash_attn": False}, 8, 0, 0),
+        # Instead of the feed-forward: router, shared gate and up, shared down; experts twice.
+        ("qwen3next-moe", {}, 2 * (2 + 3), 1, 4),
+        ("qwen3next-joined-moe", {}, 2 * (2 + 3), 1, 4),
+    ],
+)
+def test_kernels_of_other_layers(kernels, model, name, flags, linear, attend, experts):
+    found = calls(equations(trace(model(name), 1, **flags).jaxpr))
+    per_kind = {"linear": linear + 1, "attend": attend, "experts": experts, "take": 1}
+    assert found == Counter({target(kind): n for kind, n in per_kind.items() if n})
 
 
 @ONE_VARIANT

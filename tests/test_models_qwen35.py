@@ -36,6 +36,16 @@ def test_pairs_of_a_fourth_kind_are_refused(hparams, sections):
         hparams(64, sections)
 
 
+def test_what_reads_a_layers_input_is_one_group(hparams):
+    groups = {frozenset(group) for group in qwen35.tensors(hparams(64, [11, 11, 10])).groups}
+    inputs = {
+        "blk.0": ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"),
+        "blk.1": ("attn_q", "attn_k", "attn_v"),
+    }
+    for blk, names in inputs.items():
+        assert frozenset(f"{blk}.{name}.weight" for name in names) in groups
+
+
 @pytest.mark.parametrize("sections", [[11, 11], [0, 0, 0, 0], [-1, 20, 20, 0]])
 def test_sections_that_divide_nothing_are_refused(hparams, sections):
     with pytest.raises(ModelError, match="does not divide the rotated pairs"):

@@ -36,6 +36,18 @@ def test_the_older_form_alone(read):
     assert "blk.0.ssm_in.weight" in names and "blk.0.attn_qkv.weight" not in names
 
 
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("qwen3next-moe", ("attn_qkv", "attn_gate", "ssm_ba")),
+        ("qwen3next-joined-moe", ("ssm_in", "ssm_ba")),
+    ],
+)
+def test_what_reads_a_layers_input_is_one_group(read, name, inputs):
+    groups = qwen3next.tensors(read(name)[0]).groups
+    assert tuple(f"blk.0.{name}.weight" for name in inputs) in groups
+
+
 def test_neither_form_is_refused(read):
     hp, file = read("qwen3next-joined-moe", drop=("blk.0.ssm_in.weight",))
     with pytest.raises(ModelError, match=r"'blk.0.ssm_in.weight' is missing"):

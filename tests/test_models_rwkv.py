@@ -8,10 +8,9 @@ from tiny_models import read_spec, write_tiny
 
 from minfer_jax.errors import ModelError
 from minfer_jax.gguf import open_gguf
+from minfer_jax.memory.plan import plan_memory
 from minfer_jax.models import rwkv, rwkv6
-from minfer_jax.models.rwkv import heads, mix_shape, normed_heads, squared_relu
-
-LERP = "blk.0.channel_mix_lerp_k.weight"
+from minfer_jax.models.rwkv import heads, normed_heads, squared_relu
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def test_layers_recur_and_none_attends(tiny):
     assert head_size == 32
     assert (hp.recurrent_layers, hp.attention_layers) == ((True,) * 2, (False,) * 2)
     assert hp.states == ((64,), (64,), (2, 32, 32))
-    assert hp.kv_bytes_per_cell(4) == 0
+    assert plan_memory(hp, n_ctx=64).caches == ()
 
 
 def test_head_size_must_divide_the_embedding(tiny):
@@ -43,19 +42,6 @@ def test_only_two_token_shifts_a_layer(tiny):
     assert rwkv6.hparams(tiny(kv=[("token_shift_count", 2)])).n_layer == 2
     with pytest.raises(ModelError, match="token_shift_count is 1, only 2"):
         rwkv6.hparams(tiny(kv=[("token_shift_count", 1)]))
-
-
-@pytest.mark.parametrize(
-    ("stored", "shape"),
-    [((1, 1, 64), (1, 1, 64)), ((64,), (64,)), ((64, 1), (64,)), ((2, 64), (64,))],
-)
-def test_mixes_are_vectors_whatever_their_shape(tiny, stored, shape):
-    file = tiny(drop=(LERP,), extra={LERP: np.zeros(stored, np.float32)})
-    assert mix_shape(file, 64) == shape
-
-
-def test_mixes_that_are_missing_are_missed_as_vectors(tiny):
-    assert mix_shape(tiny(drop=(LERP,)), 64) == (64,)
 
 
 def test_heads_are_runs_of_the_embedding():

@@ -41,6 +41,17 @@ def test_mixes_one_by_one_and_as_vectors(tmp_path):
     assert error(tmp_path, path) < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("fused", "missing"),
+    [({0: True, 1: False}, "blk.1.time_mix_lerp_fused"), ({}, "blk.0.time_mix_lerp_w")],
+)
+def test_mixes_that_are_missing_are_named(tmp_path, fused, missing):
+    drop = tuple(n for n in SHAPES if "lerp_fused" in n and not fused.get(int(n.split(".")[1])))
+    file = open_gguf(write_tiny(read_spec(NAME), tmp_path / "x.gguf", drop=drop))
+    with pytest.raises(ModelError, match=f"tensor '{missing}.weight' is missing"):
+        check_tensors(file, rwkv6.tensors(rwkv6.hparams(file)))
+
+
 def test_activations_are_halved_where_the_weights_are_made_for_it(tmp_path):
     """With weights that add half as much from the second layer on, nothing changes: what reads the
     sum norms it."""

@@ -79,6 +79,33 @@ def test_flags_of_the_file_win_over_defaults():
     assert tokenizer.encode("ab") == [3, 6, 2]
 
 
+@pytest.mark.parametrize(
+    ("flags", "ids"),
+    [
+        ({}, [1, 3, 4, 3, 5]),
+        ({"add_eos_token": True}, [1, 3, 4, 2, 3, 5, 2]),
+        ({"add_sep_token": True}, [1, 3, 4, 3, 5]),
+        ({"add_sep_token": True, "seperator_token_id": 7}, [1, 3, 4, 7, 3, 5]),
+        ({"add_sep_token": False, "seperator_token_id": 7}, [1, 3, 4, 3, 5]),
+        (
+            {"add_bos_token": False, "add_eos_token": True, "add_sep_token": True}
+            | {"seperator_token_id": 7},
+            [3, 4, 2, 7, 3, 5, 2],
+        ),
+    ],
+)
+def test_two_texts_with_what_the_model_wants_between_them(flags, ids):
+    tokenizer = toy(**flags)
+    assert tokenizer.encode_pair("a", "b") == ids
+    assert tokenizer.sep == flags.get("seperator_token_id")
+    assert tokenizer.add_sep == (7 in ids)
+
+
+def test_a_separator_flag_that_is_none():
+    with pytest.raises(TokenizerError, match="add_sep_token must be true or false"):
+        toy(seperator_token_id=7, add_sep_token=1)
+
+
 def test_g05_add_bos_without_a_bos_id():
     metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["a"]}
     with pytest.raises(TokenizerError, match=r"add_bos_token is true, but there is no BOS id"):

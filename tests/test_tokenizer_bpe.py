@@ -104,6 +104,18 @@ def test_llama3_rules_want_a_bos_by_default():
     assert toy(tokens, ["a a"], "gpt-2", bos_token_id=1).encode("a") == [0]
 
 
+@pytest.mark.parametrize("pre", ["jina-v1-en", "jina-v2-code", "roberta-bpe", "gpt-2"])
+def test_encoders_rules_want_a_separator_by_default(pre):
+    def build(**flags):
+        ids = {"bos_token_id": 1, "eos_token_id": 2, "seperator_token_id": 2}
+        return toy(["a", "<s>", "</s>"], ["a a"], pre, **ids, **flags)
+
+    assert build().add_sep == (pre != "gpt-2")
+    assert build(add_sep_token=pre == "gpt-2").add_sep == (pre == "gpt-2")
+    pair = build(add_bos_token=True, add_eos_token=True, add_sep_token=True).encode_pair("a", "aa")
+    assert pair == [1, 0, 2, 2, 0, 0, 2]
+
+
 def test_characters_outside_the_vocabulary_are_dropped():
     assert toy(["a"], ["a a"]).encode("ab") == [0]
 

@@ -58,6 +58,24 @@ def test_t07_other_digit_rules():
         ("laguna", "a\n\n b", ["a", "\n\n", " b"]),
         ("qwen35", "e\u0301a", ["e\u0301a"]),
         ("qwen2", "e\u0301a", ["e", "\u0301a"]),
+        ("roberta-bpe", "I'm  here 42!?", ["I", "'m", " ", " here", " 42", "!?"]),
+        (
+            "youtu",
+            "12 你好。」a가 e\u0301's",
+            ["1", "2", " ", "你好", "。」", "a", "가", " e\u0301's"],
+        ),
+        ("youtu", "camelCase/\n/", ["camelCase", "/\n/"]),
+        ("tiny_aya", "1234567 12a", ["1", "234", "567", " ", "12", "a"]),
+        ("tiny_aya", "a  1234½", ["a", " ", " ", "12", "34½"]),
+        ("tiny_aya", "x1234567890", ["x", "1", "234", "567", "890"]),
+        ("tiny_aya", "e\u0301T's 12", ["e\u0301T's", " ", "12"]),
+        (
+            "kimi-k2",
+            "  你好 ok's你's 1234!\n",
+            [" ", " ", "你好", " ok's", "你", "'s", " ", "123", "4", "!\n"],
+        ),
+        ("kimi-k2", "漢字abcカ", ["漢字", "abcカ"]),
+        ("kimi-k2", "!你 e\u0301a", ["!", "你", " e", "\u0301a"]),
     ],
 )
 def test_words_worked_by_hand(pre, text, words):
@@ -112,7 +130,9 @@ def test_words_spell_the_text(pre, text):
     assert "".join(words) == text and all(words)
 
 
-RUNS = [r * (131072 // len(r)) for r in ("A", ".", " ", "\n", "Aa", "\n ", "a'")] + ["字" * 30000]
+RUNS = [
+    r * (131072 // len(r)) for r in ("A", ".", " ", "\n", "Aa", "\n ", "a'", "1", "1a", "  1")
+] + ["字" * 30000]
 RULES = sorted({rule_of(name): name for name in rule_names()}.values())
 
 
@@ -129,6 +149,8 @@ def test_names_of_one_rule():
     assert rule_of("deepseek-r1-qwen") is rule_of("qwen2")
     assert rule_of("refact") is rule_of("smollm") is rule_of("command-r")
     assert rule_of("mpt") is rule_of("gpt-2")
+    assert rule_of("tiny_aya") is rule_of("cohere2moe")
+    assert rule_of("jina-v1-en") is rule_of("jina-v2-code") is rule_of("roberta-bpe")
     assert rule_of(None) is rule_of("") is rule_of("default")
 
 

@@ -56,6 +56,15 @@ def test_cls_and_sep_stand_round_every_text():
     assert TOY.eog == {0}
 
 
+def test_sep_stands_between_two_texts():
+    hi = TOKENS.index("▁hi")
+    assert (TOY.sep, TOY.add_sep) == (3, True)
+    assert TOY.encode_pair("hi", "hi hi") == [2, hi, 3, hi, hi, 3]
+    # Newer files say that the text ends with an EOS, which is the same token.
+    ends = toy(eos_token_id=3, add_eos_token=True, add_sep_token=False)
+    assert ends.encode_pair("hi", "hi hi") == [2, hi, 3, hi, hi, 3]
+
+
 def test_decode_puts_the_spaces_back():
     assert TOY.decode(TOY.encode("unaffable hi", add_special=False)) == " unaffable hi"
 

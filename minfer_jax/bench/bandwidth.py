@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from minfer_jax.bench.workload import Workload
+from minfer_jax.memory.plan import MemoryPlan
 from minfer_jax.models.hparams import HParams
 
 READ_BYTES = 1 << 30
@@ -34,15 +34,18 @@ def read_bandwidth(threads: int, nbytes: int = READ_BYTES) -> float:
     return data.nbytes / statistics.median(seconds)
 
 
-def bytes_per_token(workload: Workload, weights: int, hp: HParams, kv_itemsize: int) -> int:
-    """Bytes that a step of a generation test has to read: `weights` once, and the keys and values
-    that its token sees, on average over the steps."""
-    steps = range(
-        workload.n_depth + 1, workload.n_ctx + 1
-    )  # cells in use, the token's own included
-    per_layer = hp.kv_bytes_per_cell(kv_itemsize) / hp.n_layer
-    windows = Counter(hp.window(il) or workload.n_ctx for il in range(hp.n_layer))
-    cells = 0.0
-    for window, layers in windows.items():
-        cells += layers * sum(min(n, window) for n in steps) / len(steps)
-    return weights + round(cells * per_layer)
+def bytes_per_token(workload: Workload, weights: int, hp: HParams, plan: MemoryPlan) -> int:
+    """Bytes that a step of a generation test has to move: `weights` once, the keys and values that
+    its token sees, on average over the steps, and the sequence's states, read and written."""
+    kv = 0.0
+    for cache in plan.caches:
+        per_layer = cache.bytes_per_cell / len(cache.layers)
+        kv += sum(per_layer * _cells_seen(workload, hp.window(il)) for il in cache.layers)
+    states = 2 * plan.recurrent.bytes_per_slot if plan.recurrent else 0
+    return weights + round(kv) + states
+
+
+def _cells_seen(workload: Workload, window: int) -> float:
+    """Cells that a token sees, its own included, on average over the steps."""
+    steps = range(workload.n_depth + 1, workload.n_ctx + 1)
+    return sum(min(n, window or n) for n in steps) / len(steps)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from minfer_jax.bench.peer import PeerSide
     from minfer_jax.bench.workload import Workload
     from minfer_jax.lm import LanguageModel
+    from minfer_jax.memory.plan import MemoryPlan
 
 PROMPT, GEN, DEPTH = (512,), (128,), (0,)
 
@@ -285,7 +286,7 @@ def _measure(
                 )
             printer.row(as_row(setup, measured, known))
         announce("measuring the memory's bandwidth")
-        _add_totals(request, lm, tests, printer.rows)
+        _add_totals(lm, ours.context.store.plan, tests, printer.rows)
     finally:
         printer.foot()
     if abort():  # in the last call, or since
@@ -304,7 +305,7 @@ def _setup(request: BenchRequest, ours: OurSide) -> dict[str, Any]:
 
 
 def _add_totals(
-    request: BenchRequest, lm: LanguageModel, tests: Sequence[Workload], rows: list[dict]
+    lm: LanguageModel, plan: MemoryPlan, tests: Sequence[Workload], rows: list[dict]
 ) -> None:
     """What is known only after all tests; the memory first, since what follows takes a lot."""
     from minfer_jax.bench.bandwidth import bytes_per_token, read_bandwidth
@@ -319,7 +320,7 @@ def _add_totals(
     for test, row in zip(tests, rows, strict=True):
         nbytes = fraction = None
         if test.n_gen:
-            nbytes = bytes_per_token(test, weights, lm.model.hp, 4 if request.exact else 2)
+            nbytes = bytes_per_token(test, weights, lm.model.hp, plan)
             fraction = nbytes * row["median_ts"] / bandwidth if bandwidth else None
         row["peak_memory_bytes"] = peak
         row["bandwidth_gbs"] = bandwidth and round(bandwidth / 1e9, 2)

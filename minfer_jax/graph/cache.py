@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from minfer_jax.graph.compile import CompiledGraph
 from minfer_jax.graph.params import GraphParams
@@ -39,6 +39,10 @@ class GraphCounters:
     rebuilt_by: Counter[str] = field(default_factory=Counter)
     """How many graphs were built because this field differed from the nearest one in the table;
     `first` for a graph built into an empty table."""
+
+    def copy(self) -> GraphCounters:
+        """As they are now."""
+        return replace(self, rebuilt_by=self.rebuilt_by.copy())
 
     def as_dict(self) -> dict[str, object]:
         """For reports: plain values, times in seconds."""

@@ -33,7 +33,7 @@ class CParams:
     flash_attn: bool = True
     """Attention form: online softmax over the cells in use, or masked over the whole region."""
     fuse_qkv: bool = True
-    """One product for Q, K and V as far as their types are equal."""
+    """One product for Q, K and V, or what else reads a layer's input, as far as types are equal."""
     fuse_ffn: bool = True
     """One product for gate and up if their types are equal."""
     kv_format: tuple[str, str] = ("f16", "f16")

@@ -147,11 +147,7 @@ def plan_memory(
     Sliding-window layers hold `window * sequences + n_ubatch` cells, or all with `swa_full`. Raises
     `UsageError` for KV types that the model's heads cannot have.
     """
-    for name, kind in zip("KV", types, strict=True):
-        if kind not in KV_TYPES:
-            raise UsageError(
-                f"{name} of type {kind!r} is not supported; supported: {', '.join(KV_TYPES)}"
-            )
+    check_names(types)
     layers = [] if hp.encoder else [il for il in range(hp.n_layer) if hp.attends(il)]
     n_stream = 1 if kv_unified else n_seq_max
     size = n_ctx // n_stream
@@ -192,6 +188,17 @@ def plan_memory(
         n_snapshots=n_snapshots,
     )
     return MemoryPlan(caches=tuple(caches), recurrent=states if recurrent else None)
+
+
+def check_names(types: tuple[str, str]) -> None:
+    """Raise `UsageError` for anything but the names of two types."""
+    if not isinstance(types, tuple) or len(types) != 2:
+        raise UsageError(f"the types of K and V are {types!r}; allowed: two names in a tuple")
+    for name, kind in zip("KV", types, strict=True):
+        if not isinstance(kind, str) or kind not in KV_TYPES:
+            raise UsageError(
+                f"{name} of type {kind!r} is not supported; supported: {', '.join(KV_TYPES)}"
+            )
 
 
 def check_types(spec: CacheSpec) -> None:

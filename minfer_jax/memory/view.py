@@ -108,7 +108,7 @@ class StatesView:
             return tuple(load(region, self._index[il]) for region in self._regions)
 
     def _load_each(self, region: Array, layer: int) -> Array:
-        return region.at[layer, self._read].get(mode="fill", fill_value=0)
+        return region.at[np.int32(layer), self._read].get(mode="fill", fill_value=0)
 
     def _load_one(self, region: Array, layer: int) -> Array:
         """The same of one sequence, behind a condition, whose result is computed once.
@@ -133,6 +133,6 @@ class StatesView:
             for i, state in enumerate(states):
                 region = self._regions[i]
                 assert state.shape[1:] == region.shape[2:], (state.shape, region.shape)
-                self._regions[i] = region.at[self._index[il], self._written].set(
+                self._regions[i] = region.at[np.int32(self._index[il]), self._written].set(
                     state.astype(jnp.float32), mode="drop"
                 )

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from minfer_jax.gguf import GGUFFile
-from minfer_jax.models.forward import Forward
+from minfer_jax.models.forward import Forward, gate_up_names, qkv_names
 from minfer_jax.models.hparams import EncoderParams, HParams, read_hparams
 from minfer_jax.models.tensors import TensorList, TensorSpec
 from minfer_jax.ops.activation import gelu, silu
@@ -129,16 +130,16 @@ def _attention(hp: HParams, f: Forward, il: int, x: Array) -> Array:
     q = q.reshape(n, hp.n_head, hp.head_dim_k)
     k = k.reshape(n, hp.n_head_kv, hp.head_dim_k)
     v = v.reshape(n, hp.n_head_kv, hp.head_dim_v)
-    if hp.rope.n_rot:
-        q, k = f.rope(il, q), f.rope(il, k)
-    return f.product(f.attend(il, q, k, v), f"{blk}.attn_output")
+    out = f.attend(il, f.rope(il, q), f.rope(il, k), v)
+    return f.product(out, f"{blk}.attn_output")
 
 
 def _qkv(hp: HParams, f: Forward, il: int, x: Array) -> tuple[Array, Array, Array]:
     """Queries, keys and values, flat: [n, heads * d] each."""
     assert hp.encoder is not None
     if not hp.encoder.fused_qkv:
-        q, k, v = (f.product(x, f"blk.{il}.{name}") for name in ("attn_q", "attn_k", "attn_v"))
+        with jax.named_scope("attn_qkv"):
+            q, k, v = f.products(x, qkv_names(il))
         return q, k, v
     n_q, n_k = hp.n_head * hp.head_dim_k, hp.n_head_kv * hp.head_dim_k
     q, k, v = jnp.split(f.product(x, f"blk.{il}.attn_qkv"), (n_q, n_q + n_k), axis=-1)
@@ -149,12 +150,12 @@ def _feed_forward(hp: HParams, f: Forward, il: int, x: Array) -> Array:
     """Feed-forward of layer `il` on x [n, n_embd], with a gate where the model has one."""
     assert hp.encoder is not None
     act, blk = _ACTIVATIONS[hp.activation], f"blk.{il}"
-    up = f.product(x, f"{blk}.ffn_up")
     if hp.encoder.ffn == "gated":
-        hidden = act(f.product(x, f"{blk}.ffn_gate")) * up
+        with jax.named_scope("ffn_gate_up"):
+            hidden = f.gated(x, gate_up_names(il))
     elif hp.encoder.ffn == "joined":
-        gate, up = jnp.split(up, 2, axis=-1)
+        gate, up = jnp.split(f.product(x, f"{blk}.ffn_up"), 2, axis=-1)
         hidden = act(gate) * up
     else:
-        hidden = act(up)
+        hidden = act(f.product(x, f"{blk}.ffn_up"))
     return f.product(hidden, f"{blk}.ffn_down")

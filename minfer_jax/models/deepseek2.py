@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -30,7 +31,8 @@ from minfer_jax.ops.rope_spec import RopeSpec
 
 _MAX = 1 << 24
 _FLASH = ((47, 48), 154880)
-"""Layers and vocabulary of GLM 4.7 Flash, the one model whose files leave its gating out."""
+"""Layers and vocabulary of GLM 4.7 Flash, whose files give no gating and mean sigmoids. Others that
+give none, as those of V2 and V2.5, mean a softmax."""
 _NEXT = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_head", "shared_head_norm")
 
 
@@ -38,8 +40,12 @@ def hparams(file: GGUFFile) -> HParams:
     hp = read_hparams(file, rope_style="interleaved", experts=True)
     flash = hp.n_layer in _FLASH[0] and hp.n_vocab == _FLASH[1]
     moe = read_moe(file, hp.n_ff, gating="sigmoid" if flash else "softmax")
-    if moe is None:
-        raise ModelError(f"{file.path}: deepseek2.expert_count is 0 or missing")
+    n_dense = file.get_int("deepseek2.leading_dense_block_count", 0, lo=0, hi=1 << 16)
+    if moe is None and n_dense < hp.n_layer:
+        raise ModelError(
+            f"{file.path}: deepseek2.expert_count is 0 or missing, but the layers from {n_dense} on"
+            " have experts"
+        )
     if file.get_float("deepseek2.attention.temperature_scale", 0.0, lo=0.0, hi=1e6):
         raise ModelError(f"{file.path}: attention with a temperature by position is not supported")
     mla = _read_mla(file, hp)
@@ -102,13 +108,17 @@ def _yarn(file: GGUFFile, rope: RopeSpec) -> tuple[RopeSpec, float]:
     return rope, factor * temperature
 
 
+def _is_dense(hp: HParams, il: int) -> bool:
+    """Whether the feed-forward of layer `il` is an ordinary one."""
+    return hp.moe is None or il < hp.moe.n_dense
+
+
 def tensors(hp: HParams) -> TensorList:
-    assert hp.moe is not None
     layers = [
         tensor_list(
             norm_tensors(il, ("attn_norm", hp.n_embd), ("ffn_norm", hp.n_embd)),
             _attention_tensors(hp, il),
-            ffn_tensors(hp, il) if il < hp.moe.n_dense else moe_tensors(hp, il),
+            ffn_tensors(hp, il) if _is_dense(hp, il) else moe_tensors(hp, il),
         )
         for il in range(hp.n_layer + hp.n_layer_next)
     ]
@@ -143,11 +153,17 @@ def _attention_tensors(hp: HParams, il: int) -> TensorList:
         matrices["attn_k_b"] = (*heads, rank, nope)
         matrices["attn_v_b"] = (*heads, mla.head_dim_v, rank)
     specs = [TensorSpec(f"blk.{il}.{name}.weight", shape) for name, shape in matrices.items()]
-    return tensor_list(norm_tensors(il, *norms), TensorList(tuple(specs)))
+    group = tuple(f"{name}.weight" for name in _input_names(mla, il))
+    return tensor_list(norm_tensors(il, *norms), TensorList(tuple(specs), (group,)))
+
+
+def _input_names(mla: MLAParams, il: int) -> list[str]:
+    """The matrices that read the layer's input: for queries, and for keys and values."""
+    queries = "attn_q_a" if mla.q_lora_rank else "attn_q"
+    return [f"blk.{il}.{name}" for name in (queries, "attn_kv_a_mqa")]
 
 
 def graph(hp: HParams, f: Forward) -> Array:
-    assert hp.moe is not None
     x = f.embed()
     for il in range(hp.n_layer):
         with f.layer(il):
@@ -155,7 +171,7 @@ def graph(hp: HParams, f: Forward) -> Array:
             x, attn = f.output_rows(il, x, attn)
             x = x + attn
             normed = f.norm(x, il, "ffn_norm")
-            x = x + (f.feed_forward if il < hp.moe.n_dense else f.moe)(il, normed)
+            x = x + (f.feed_forward if _is_dense(hp, il) else f.moe)(il, normed)
     return f.logits(x)
 
 
@@ -163,30 +179,36 @@ def _attention(hp: HParams, f: Forward, il: int, x: Activations) -> Array:
     blk, mla = f"blk.{il}", hp.mla
     assert mla is not None
     rank, nope = mla.kv_lora_rank, mla.head_dim_k - hp.rope.n_rot
-    q = _queries(hp, f, il, x)  # [n, h, head_dim_k]
-    q_nope, q_rot = q[..., :nope], f.rope(il, q[..., nope:])
-    joint = f.product(x, f"{blk}.attn_kv_a_mqa")
-    k_rot = f.rope(il, joint[:, None, rank:])  # [n, 1, n_rot]
+    with jax.named_scope("attn_qkv_a"):
+        q, joint = f.products(x, _input_names(mla, il))
+    if mla.q_lora_rank:
+        q = f.product(f.norm(q, il, "attn_q_a_norm"), f"{blk}.attn_q_b")
+    q = q.reshape(q.shape[0], hp.n_head, mla.head_dim_k)
+    q_nope, q_rot = q[..., :nope], q[..., nope:]
     latent = f.rms_norm(joint[:, :rank], f"{blk}.attn_kv_a_norm")
+    k_rot = joint[:, None, rank:]  # [n, 1, n_rot]
     if mla.unfolded:
-        kv = f.product(latent, f"{blk}.attn_kv_b").reshape(*q.shape[:2], -1)
-        # What rotates comes first in the cache, as in other models' keys.
-        q = jnp.concatenate([q_rot, q_nope], axis=-1)
-        k = jnp.concatenate([jnp.broadcast_to(k_rot, q_rot.shape), kv[..., :nope]], axis=-1)
-        out = f.attend(il, q, k, kv[..., nope:])
+        out = _attend_unfolded(f, il, q_nope, q_rot, latent, k_rot)
     else:
-        q = jnp.concatenate([f.by_group(q_nope, f"{blk}.attn_k_b"), q_rot], axis=-1)
-        k = jnp.concatenate([latent[:, None], k_rot], axis=-1)
+        q_nope = f.by_group(q_nope, f"{blk}.attn_k_b")
+        q = jnp.concatenate([q_nope, f.rope(il, q_rot)], axis=-1)
+        k = jnp.concatenate([latent[:, None], f.rope(il, k_rot)], axis=-1)
         seen = f.attend(il, q, k, None).reshape(*q.shape[:2], rank)
         out = f.by_group(seen, f"{blk}.attn_v_b").reshape(q.shape[0], -1)
     return f.product(out, f"{blk}.attn_output")
 
 
-def _queries(hp: HParams, f: Forward, il: int, x: Activations) -> Array:
-    """Queries of all heads, not rotated: float32 [n, h, head_dim_k]."""
-    blk, mla = f"blk.{il}", hp.mla
-    assert mla is not None
-    if mla.q_lora_rank:
-        x = f.norm(f.product(x, f"{blk}.attn_q_a"), il, "attn_q_a_norm")
-    q = f.product(x, f"{blk}.attn_q_b" if mla.q_lora_rank else f"{blk}.attn_q")
-    return q.reshape(q.shape[0], hp.n_head, mla.head_dim_k)
+def _attend_unfolded(
+    f: Forward, il: int, q_nope: Array, q_rot: Array, latent: Array, k_rot: Array
+) -> Array:
+    """Attention of all heads with keys and values of their own: float32 [n, h * d_v].
+
+    q_nope [n, h, nope], q_rot [n, h, n_rot] and k_rot [n, 1, n_rot] are not rotated yet.
+    """
+    n, n_head, nope = q_nope.shape
+    kv = f.product(latent, f"blk.{il}.attn_kv_b").reshape(n, n_head, -1)
+    # What rotates comes first, as in other models' heads.
+    q = jnp.concatenate([q_rot, q_nope], axis=-1)
+    k = jnp.concatenate([jnp.broadcast_to(k_rot, q_rot.shape), kv[..., :nope]], axis=-1)
+    q, k, v = (x.reshape(n, -1) for x in (q, k, kv[..., nope:]))
+    return f.attend_projected(il, q, k, v)

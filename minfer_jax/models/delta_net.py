@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from minfer_jax.errors import GGUFError, ModelError
+from minfer_jax.errors import ModelError
 from minfer_jax.gguf import GGUFFile
-from minfer_jax.models.forward import Activations, Forward
-from minfer_jax.models.hparams import DeltaParams, HParams
+from minfer_jax.models.forward import Activations, Forward, qk_norm_names, qkv_names
+from minfer_jax.models.hparams import DeltaParams, HParams, read_layered_flags
 from minfer_jax.models.layers import norm_tensors, tensor_list
 from minfer_jax.models.tensors import TensorList, TensorSpec
 from minfer_jax.ops.activation import silu
@@ -68,11 +68,8 @@ def read_delta(file: GGUFFile, hp: HParams, *, joined: bool = False) -> HParams:
 def _recurrent_layers(file: GGUFFile, arch: str, n_layer: int) -> tuple[bool, ...]:
     """A flag for each layer, or how many there are from one attention layer to the next."""
     key = f"{arch}.attention.recurrent_layers"
-    flags = file.get_array(key, None)
-    if flags is not None:
-        if len(flags) < n_layer:
-            raise GGUFError(f"{file.path}: {key} has {len(flags)} entries for {n_layer} layers")
-        return tuple(bool(flag) for flag in flags[:n_layer])
+    if key in file.metadata:
+        return read_layered_flags(file, key, n_layer)
     every = file.get_int(f"{arch}.full_attention_interval", 4, lo=1, hi=1 << 16)
     return tuple((il + 1) % every != 0 for il in range(n_layer))
 
@@ -97,15 +94,17 @@ def delta_tensors(hp: HParams, il: int, shapes: dict[str, int]) -> TensorList:
     """The mixer of layer `il`; `shapes`: rows of the matrices that read the layer's input."""
     delta, blk = _delta(hp), f"blk.{il}"
     values = _widths(delta)[1]
+    inputs = [TensorSpec(f"{blk}.{name}.weight", (n, hp.n_embd)) for name, n in shapes.items()]
     return TensorList(
         (
-            *(TensorSpec(f"{blk}.{name}.weight", (n, hp.n_embd)) for name, n in shapes.items()),
+            *inputs,
             TensorSpec(f"{blk}.ssm_conv1d.weight", (_channels(delta), delta.d_conv), plain=True),
             TensorSpec(f"{blk}.ssm_dt.bias", (delta.n_head_v,)),
             TensorSpec(f"{blk}.ssm_a", (delta.n_head_v,)),
             TensorSpec(f"{blk}.ssm_norm.weight", (delta.head_dim,)),
             TensorSpec(f"{blk}.ssm_out.weight", (hp.n_embd, values)),
-        )
+        ),
+        groups=(tuple(spec.name for spec in inputs),),
     )
 
 
@@ -126,7 +125,8 @@ def gated_attention_tensors(hp: HParams, il: int) -> TensorList:
     specs = [TensorSpec(f"{blk}.{name}.weight", (n, hp.n_embd)) for name, n in rows.items()]
     specs += [TensorSpec(f"{blk}.{name}.bias", (n,), required=False) for name, n in rows.items()]
     out = TensorSpec(f"{blk}.attn_output.weight", (hp.n_embd, hp.n_head * hp.head_dim_v))
-    return tensor_list(norm_tensors(il, *heads), TensorList((*specs, out)))
+    group = tuple(f"{blk}.{name}.weight" for name in rows)
+    return tensor_list(norm_tensors(il, *heads), TensorList((*specs, out), (group,)))
 
 
 def next_names(hp: HParams, layers: Iterable[TensorList]) -> list[str]:
@@ -139,15 +139,13 @@ def next_names(hp: HParams, layers: Iterable[TensorList]) -> list[str]:
 
 def gated_attention(hp: HParams, f: Forward, il: int, x: Activations) -> Array:
     """Attention of layer `il` on x [n, n_embd], its output weighed by the queries' gates."""
-    blk = f"blk.{il}"
-    # A head's query and its gate lie side by side.
-    q_gate = f.product(x, f"{blk}.attn_q").reshape(-1, hp.n_head, 2, hp.head_dim_k)
-    q, gate = q_gate[:, :, 0], q_gate[:, :, 1]
-    k = f.product(x, f"{blk}.attn_k").reshape(-1, hp.n_head_kv, hp.head_dim_k)
-    v = f.product(x, f"{blk}.attn_v").reshape(-1, hp.n_head_kv, hp.head_dim_v)
-    q, k = f.rms_norm(q, f"{blk}.attn_q_norm"), f.rms_norm(k, f"{blk}.attn_k_norm")
-    out = f.attend(il, f.rope(il, q), f.rope(il, k), v)
-    return f.product(out * jax.nn.sigmoid(gate.reshape(out.shape)), f"{blk}.attn_output")
+    with jax.named_scope("attn_qkv"):
+        q_gate, k, v = f.products(x, qkv_names(il))
+        # A head's query and its gate lie side by side.
+        q_gate = q_gate.reshape(-1, hp.n_head, 2, hp.head_dim_k)
+        q, gate = (q_gate[:, :, i].reshape(k.shape[0], -1) for i in range(2))
+    out = f.attend_projected(il, q, k, v, qk_norm_names(il))
+    return f.product(out * jax.nn.sigmoid(gate), f"blk.{il}.attn_output")
 
 
 def delta_mixer(

@@ -1,4 +1,5 @@
-"""One trace of one model: the pieces that every decoder-only family is built from.
+"""One trace of one model: the pieces that families of decoders, encoders and recurrent models are
+built from.
 
 A family's `graph` function calls these from top to bottom; shapes are [n, n_embd] between them.
 Everything static comes from `HParams` and `GraphParams`, everything else is traced.
@@ -96,10 +97,11 @@ class Forward:
     def embed(self) -> Array:
         """Embeddings of the rows' tokens: float32 [n, n_embd]. Only their rows are dequantized.
 
-        Rows that a caller gave as embeddings are these, unscaled.
+        Rows that a caller gave as embeddings are these, scaled where the family scales such.
         """
         if self._embd is not None:
-            return jnp.asarray(self._embd)
+            x, scale = jnp.asarray(self._embd), self._hp.embd_input_scale
+            return x if scale == 1.0 else x * scale
         with jax.named_scope("token_embd"):
             x = self._weights.matrix("token_embd.weight").take(self._rows.token)
             return x if self._hp.embd_scale == 1.0 else x * self._hp.embd_scale
@@ -107,37 +109,41 @@ class Forward:
     def norm(self, x: Array, il: int, name: str) -> Activations:
         """Root mean square norm of x [n, n_embd] with the weight `name` of layer `il`."""
         with jax.named_scope(name):
-            return self._norm(x, f"blk.{il}.{name}.weight")
+            return self._norm(x, f"blk.{il}.{name}")
 
     def add_normed(self, x: Array, y: Array, il: int, name: str) -> Array:
         """x + norm(y): the residual sum of families that have a norm behind each block."""
         with jax.named_scope(name):
-            return x + self._heads_norm(y, f"blk.{il}.{name}.weight")
+            return x + self.rms_norm(y, f"blk.{il}.{name}")
 
-    def _norm(self, x: Array, weight: str) -> Activations:
-        """The norm of activations that a product is to read."""
-        return self._heads_norm(x, weight)
-
-    def _heads_norm(self, x: Array, weight: str) -> Array:
-        """The norm over the last axis of x."""
-        return rms_norm(x, self._weights.vector(weight), self._hp.norm_eps)
+    def _norm(self, x: Array, name: str) -> Activations:
+        """`rms_norm` of activations that a product is to read."""
+        return self.rms_norm(x, name)
 
     def attention(self, il: int, x: Activations) -> Array:
         """Self-attention of layer `il` on x [n, n_embd]; writes the rows' K and V."""
-        hp = self._hp
         with jax.named_scope("attn_qkv"):
-            q, k, v = self._project(x, qkv_names(il), fuse=self._params.cparams.fuse_qkv)
-            n = q.shape[0]
-            q = q.reshape(n, hp.n_head, hp.head_dim_k)
-            k = k.reshape(n, hp.n_head_kv, hp.head_dim_k)
-            v = v.reshape(n, hp.n_head_kv, hp.head_dim_v)
-        if hp.qk_norm:
-            q, k = (
-                self._heads_norm(heads, f"blk.{il}.{name}.weight")
-                for heads, name in ((q, "attn_q_norm"), (k, "attn_k_norm"))
-            )
-        out = self.attend(il, self.rope(il, q), self.rope(il, k), v)
-        return self._attention_output(il, out)
+            q, k, v = self.products(x, qkv_names(il))
+        out = self.attend_projected(il, q, k, v, qk_norm_names(il) if self._hp.qk_norm else [])
+        with jax.named_scope("attn_output"):
+            (out,) = self._project(out, [f"blk.{il}.attn_output"])
+        return out
+
+    def attend_projected(
+        self, il: int, q: Array, k: Array, v: Array, norms: Sequence[str] = ()
+    ) -> Array:
+        """Norm, rotation, store and attention of layer `il`: float32 [n, n_head * d_v].
+
+        q [n, n_head * d], k and v [n, n_head_kv * d, d_v] are what products made, and `norms` the
+        names of the norms on the heads of q and of k, or nothing.
+        """
+        hp, n = self._hp, q.shape[0]
+        q = q.reshape(n, hp.n_head, hp.head_dim_k)
+        k = k.reshape(n, hp.n_head_kv, hp.head_dim_k)
+        if norms:
+            q, k = (self.rms_norm(x, name) for x, name in zip((q, k), norms, strict=True))
+        v = v.reshape(n, hp.n_head_kv, hp.head_dim_v)
+        return self.attend(il, self.rope(il, q), self.rope(il, k), v)
 
     def rope(self, il: int, x: Array) -> Array:
         """The heads x [n, heads, d], rotated by their rows' positions as layer `il` does."""
@@ -178,16 +184,16 @@ class Forward:
             precision=lax.Precision.HIGHEST if exact else lax.Precision.DEFAULT,
         )
 
-    def _attention_output(self, il: int, x: Array) -> Array:
-        with jax.named_scope("attn_output"):
-            (out,) = self._project(x, [f"blk.{il}.attn_output"])
-            return out
-
     def product(self, x: Activations, name: str) -> Array:
         """x [n, in] times the matrix `name` [out, in], plus its bias if it has one: [n, out]."""
         with jax.named_scope(name):
             (out,) = self._project(x, [name])
             return out
+
+    def products(self, x: Activations, names: Sequence[str]) -> list[Array]:
+        """`product` of x with each of the matrices named, which the family's tensor list groups:
+        one for them all, unless the context wants them separate."""
+        return self._project(x, names, fuse=self._params.cparams.fuse_qkv)
 
     def array(self, name: str) -> Array:
         """A plain tensor of the file: float32 of its shape."""
@@ -197,10 +203,9 @@ class Forward:
         """Whether the file has this tensor."""
         return name in self._weights
 
-    def rms_norm(self, x: Array, name: str, eps: float | None = None) -> Array:
+    def rms_norm(self, x: Array, name: str) -> Array:
         """The root mean square norm over the last axis of x, with the weight of `name`."""
-        weight = self._weights.vector(f"{name}.weight")
-        return rms_norm(x, weight, self._hp.norm_eps if eps is None else eps)
+        return rms_norm(x, self._weights.vector(f"{name}.weight"), self._hp.norm_eps)
 
     def layer_norm(self, x: Array, name: str) -> Array:
         """The layer norm over the last axis of x, with the weight and any bias of `name`."""
@@ -309,7 +314,7 @@ class Forward:
             elif self._params.cparams.embeddings:
                 normed = self.rms_norm(x, name)
             else:
-                normed = self._norm(x, f"{name}.weight")
+                normed = self._norm(x, name)
             if self._params.cparams.embeddings:
                 return normed
             logits = self._head(normed, self._weights.matrix(head_of(self._weights)))
@@ -330,7 +335,7 @@ class Forward:
             self._rope_tables[spec] = rope_tables(spec, self._rows.pos, factors)
         return self._rope_tables[spec]
 
-    def _project(self, x: Activations, names: list[str], *, fuse: bool = False) -> list[Array]:
+    def _project(self, x: Activations, names: Sequence[str], *, fuse: bool = False) -> list[Array]:
         """x times each of the named matrices, plus its bias if the model has one.
 
         With `fuse` every packed array is multiplied whole, once, and the result cut into the
@@ -354,6 +359,10 @@ class Forward:
 
 def qkv_names(il: int) -> list[str]:
     return [f"blk.{il}.{name}" for name in ("attn_q", "attn_k", "attn_v")]
+
+
+def qk_norm_names(il: int) -> list[str]:
+    return [f"blk.{il}.{name}" for name in ("attn_q_norm", "attn_k_norm")]
 
 
 def gate_up_names(il: int) -> list[str]:

@@ -28,6 +28,7 @@ def hparams(file: GGUFFile) -> HParams:
     # The key is about something else, but it is what files switch the rotation off with.
     rope = file.get_bool("granitehybrid.rope.scaling.finetuned", True)
     hp = read_hparams(file, rope_style="interleaved", rope=rope, layered=True, experts=True)
+    scale = _scale(file, "embedding_scale")
     ssm, attends = read_ssm2(file), attending_layers(file, hp)
     return replace(
         hp,
@@ -36,7 +37,8 @@ def hparams(file: GGUFFile) -> HParams:
         attention_layers=attends,
         recurrent_layers=tuple(not a for a in attends),
         states=mamba2_states(ssm),
-        embd_scale=_scale(file, "embedding_scale"),
+        embd_scale=scale,
+        embd_input_scale=scale,
         residual_scale=_scale(file, "residual_scale"),
         logit_scale=1.0 / _scale(file, "logit_scale"),
         attn_scale=_scale(file, "attention.scale", hp.attn_scale),

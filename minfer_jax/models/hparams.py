@@ -60,6 +60,9 @@ class MoEParams:
     """Whether the experts' gate and up are one tensor, gate first."""
     n_dense: int = 0
     """Leading layers that have an ordinary feed-forward."""
+    layers: tuple[bool, ...] = ()
+    """Which layers have experts, of families whose files say so by their tensors; empty: all but
+    the leading `n_dense`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +125,8 @@ class RWKVParams:
     """0: there is no gate."""
     rescale_every: int = 0
     """Layers behind each of which activations are halved, as the weights are made for; 0: never."""
-    mix_shape: tuple[int, ...] = ()
-    """How files store a single mix: a vector, in some with dimensions of 1 before it."""
+    fused_mixes: bool = True
+    """Whether the mixes of the first mixer are one tensor; one each in older files (RWKV-6)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +154,9 @@ class HParams:
     swa_layers: tuple[bool, ...] = ()
     """Which layers see only the window."""
     embd_scale: float = 1.0
+    """Factor on the embeddings of tokens."""
+    embd_input_scale: float = 1.0
+    """Factor on embeddings that a caller gives instead of tokens."""
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
     logit_scale: float = 1.0
@@ -195,13 +201,6 @@ class HParams:
     def rope_of(self, il: int) -> RopeSpec:
         """The rotation of layer `il`."""
         return self.rope_swa if self.rope_swa and self.window(il) else self.rope
-
-    def kv_bytes_per_cell(self, itemsize: int) -> int:
-        """Bytes that one token occupies in the KV regions of all layers."""
-        if self.encoder:
-            return 0
-        n_layer = sum(self.attends(il) for il in range(self.n_layer))
-        return n_layer * self.n_head_kv * (self.head_dim_k + self.head_dim_v) * itemsize
 
 
 def read_hparams(
@@ -311,15 +310,26 @@ def read_layered_int(
     return tuple(counts)
 
 
+def read_layered_flags(file: GGUFFile, key: str, n_layer: int) -> tuple[bool, ...]:
+    """A flag that a file gives for each layer, as bool or as a whole number.
+
+    Raises `GGUFError` for a missing key, one that is no array of these, and a list that is too
+    short.
+    """
+    flags = file.get_array(key)
+    if len(flags) < n_layer:
+        raise GGUFError(f"{file.path}: {key} has {len(flags)} entries for {n_layer} layers")
+    if not (isinstance(flags, np.ndarray) and flags.dtype.kind in "biu"):
+        raise GGUFError(f"{file.path}: {key} must be an array of bool or of whole numbers")
+    return tuple(bool(flag) for flag in flags[:n_layer])
+
+
 def read_swa_layers(file: GGUFFile, n_layer: int, period: int) -> tuple[bool, ...]:
     """Which layers have the sliding window: the file gives a flag for each, or how many there are
     from one global layer to the next, the last of them. `period`: unless it says so."""
     key = f"{file.get_str('general.architecture')}.attention.sliding_window_pattern"
-    pattern = file.metadata.get(key)
-    if isinstance(pattern, np.ndarray | list):
-        if len(pattern) < n_layer:
-            raise GGUFError(f"{file.path}: {key} has {len(pattern)} entries for {n_layer} layers")
-        return tuple(bool(flag) for flag in pattern[:n_layer])
+    if isinstance(file.metadata.get(key), np.ndarray | list):
+        return read_layered_flags(file, key, n_layer)
     period = file.get_int(key, period, lo=0, hi=1 << 16)
     return tuple(period == 0 or il % period < period - 1 for il in range(n_layer))
 

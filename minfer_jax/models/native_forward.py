@@ -5,7 +5,7 @@ A family's `graph` function does not know which of the two it is handed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from minfer_jax.errors import ModelError
-from minfer_jax.models.forward import Activations, Forward, qkv_names
+from minfer_jax.models.forward import Activations, Forward
 from minfer_jax.models.packing import Matrix
 from minfer_jax.ops.cpu.library import TILE_ROWS
 from minfer_jax.ops.cpu.tiled import Normed, TiledTensor, add_normed, experts, linear
@@ -29,31 +29,31 @@ class NativeForward(Forward):
     def _make_matmul(self) -> Callable[[Activations, Matrix], Array]:
         return lambda x, w: linear(x, [_tiled(w)])
 
-    def _norm(self, x: Array, weight: str) -> Normed:
-        return Normed(x, self._weights.vector(weight), self._hp.norm_eps)
+    def _norm(self, x: Array, name: str) -> Normed:
+        return Normed(x, self._weights.vector(f"{name}.weight"), self._hp.norm_eps)
 
     def _head(self, x: Activations, head: Matrix) -> Array:
         return linear(x, [_tiled(head)], margin=_HEAD_MARGIN)
 
     def add_normed(self, x: Array, y: Array, il: int, name: str) -> Array:
         with jax.named_scope(name):
-            return add_normed(x, self._norm(y, f"blk.{il}.{name}.weight"))
+            return add_normed(x, self._norm(y, f"blk.{il}.{name}"))
 
-    def attention(self, il: int, x: Activations) -> Array:
-        """One kernel norms, rotates and stores the heads and attends with them."""
+    def attend_projected(
+        self, il: int, q: Array, k: Array, v: Array, norms: Sequence[str] = ()
+    ) -> Array:
+        """In one kernel."""
         if not self._params.cparams.flash_attn:
-            return super().attention(il, x)
+            return super().attend_projected(il, q, k, v, norms)
         hp = self._hp
-        with jax.named_scope("attn_qkv"):
-            qkv = self._joined(x, qkv_names(il), fuse=self._params.cparams.fuse_qkv)
         spec = hp.rope_of(il)
         cache, layer = self._memory.cache(il)
-        names = [f"blk.{il}.{name}.weight" for name in ("attn_q_norm", "attn_k_norm")]
-        out = cache.attend_joined(
+        return cache.attend_joined(
             layer,
-            qkv,
+            # XLA takes the product itself where these are the parts of one.
+            jnp.concatenate([q, k, v], axis=1),
             self._tables(spec),
-            [self._weights.vector(name) for name in names] if hp.qk_norm else [],
+            [self._weights.vector(f"{name}.weight") for name in norms],
             n_head=hp.n_head,
             interleaved=spec.style == "interleaved",
             eps=hp.norm_eps,
@@ -61,7 +61,6 @@ class NativeForward(Forward):
             window=hp.window(il),
             cap=hp.attn_softcap,
         )
-        return self._attention_output(il, out)
 
     def gated(self, x: Activations, names: list[str]) -> Array:
         weights = self._weights
@@ -96,12 +95,12 @@ class NativeForward(Forward):
     def _values(self, x: Activations) -> Array:
         return rms_norm(x.x, x.weight, x.eps) if isinstance(x, Normed) else x
 
-    def _project(self, x: Activations, names: list[str], *, fuse: bool = False) -> list[Array]:
+    def _project(self, x: Activations, names: Sequence[str], *, fuse: bool = False) -> list[Array]:
         widths = [self._weights.matrix(f"{name}.weight").shape[0] for name in names]
         ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
         return jnp.split(self._joined(x, names, fuse=fuse), ends, axis=1)
 
-    def _joined(self, x: Activations, names: list[str], *, fuse: bool) -> Array:
+    def _joined(self, x: Activations, names: Sequence[str], *, fuse: bool) -> Array:
         """x times each of the named matrices, plus biases, side by side: float32 [n, columns]."""
         weights = self._weights
         parts = [_tiled(weights.matrix(f"{name}.weight")) for name in names]

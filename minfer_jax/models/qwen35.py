@@ -4,6 +4,7 @@ feed-forward behind each.
 
 from __future__ import annotations
 
+import jax
 from jax import Array
 
 from minfer_jax.errors import ModelError
@@ -76,5 +77,6 @@ def graph(hp: HParams, f: Forward) -> Array:
 
 def _inputs(f: Forward, il: int, x: Activations) -> tuple[Array, Array, Array, Array]:
     names = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
-    qkv, z, beta, alpha = (f.product(x, f"blk.{il}.{name}") for name in names)
+    with jax.named_scope("ssm_in"):
+        qkv, z, beta, alpha = f.products(x, [f"blk.{il}.{name}" for name in names])
     return qkv, z, beta, alpha

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -78,14 +79,13 @@ def graph(hp: HParams, f: Forward) -> Array:
 
 def _inputs(hp: HParams, f: Forward, il: int, x: Activations) -> tuple[Array, Array, Array, Array]:
     assert hp.delta is not None
-    blk, n_head_k = f"blk.{il}", hp.delta.n_head_k
-    if hp.delta.joined:
-        qkv, z = _unjoined(hp, f.product(x, f"{blk}.ssm_in"))
-    else:
-        qkv, z = f.product(x, f"{blk}.attn_qkv"), f.product(x, f"{blk}.attn_gate")
+    names = ("ssm_in", "ssm_ba") if hp.delta.joined else ("attn_qkv", "attn_gate", "ssm_ba")
+    with jax.named_scope("ssm_in"):
+        *qkvz, beta_alpha = f.products(x, [f"blk.{il}.{name}" for name in names])
+    qkv, z = _unjoined(hp, *qkvz) if hp.delta.joined else qkvz
     # The value heads of a key head: first what they write with, then how they forget.
     n = qkv.shape[0]
-    beta_alpha = f.product(x, f"{blk}.ssm_ba").reshape(n, n_head_k, 2, -1)
+    beta_alpha = beta_alpha.reshape(n, hp.delta.n_head_k, 2, -1)
     beta, alpha = (beta_alpha[:, :, i].reshape(n, -1) for i in range(2))
     return qkv, z, beta, alpha
 

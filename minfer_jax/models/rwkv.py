@@ -47,14 +47,6 @@ def read_rwkv(file: GGUFFile) -> tuple[HParams, int]:
     return hp, head_size
 
 
-def mix_shape(file: GGUFFile, n_embd: int) -> tuple[int, ...]:
-    """How the file stores a mix of `n_embd` values."""
-    info = file.tensors.get("blk.0.channel_mix_lerp_k.weight")
-    if info is None or info.shape != (1,) * (len(info.shape) - 1) + (n_embd,):
-        return (n_embd,)
-    return info.shape
-
-
 def rwkv_params(hp: HParams) -> RWKVParams:
     assert hp.rwkv is not None
     return hp.rwkv

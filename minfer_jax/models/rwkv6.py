@@ -21,7 +21,6 @@ from minfer_jax.models.rwkv import (
     heads,
     low_rank,
     low_ranks,
-    mix_shape,
     norm_specs,
     normed_heads,
     outer_tensors,
@@ -46,7 +45,7 @@ def hparams(file: GGUFFile) -> HParams:
         decay_rank=file.get_int("rwkv6.time_decay_extra_dim", lo=1, hi=MAX_RANK),
         mix_rank=file.get_int("rwkv6.time_mix_extra_dim", lo=1, hi=MAX_RANK),
         rescale_every=file.get_int("rwkv6.rescale_every_n_layers", 0, lo=0, hi=1 << 16),
-        mix_shape=mix_shape(file, hp.n_embd),
+        fused_mixes=any(name.endswith(".time_mix_lerp_fused.weight") for name in file.tensors),
     )
     return replace(hp, rwkv=rwkv)
 
@@ -63,22 +62,23 @@ def _layer_tensors(hp: HParams, il: int) -> TensorList:
         "channel_mix_value": (n, hp.n_ff),
         "channel_mix_receptance": (n, n),
     }
-    plain = {
-        "time_mix_lerp_x": rwkv.mix_shape,
+    plain: dict[str, tuple[int, ...]] = {
+        "time_mix_lerp_x": (n,),
         "time_mix_first": (n // rwkv.head_size, rwkv.head_size),
         "time_mix_decay": (n,),
-        "channel_mix_lerp_k": rwkv.mix_shape,
-        "channel_mix_lerp_r": rwkv.mix_shape,
+        "channel_mix_lerp_k": (n,),
+        "channel_mix_lerp_r": (n,),
     }
+    if rwkv.fused_mixes:
+        plain["time_mix_lerp_fused"] = (len(_MIXED), 1, 1, n)
+    else:
+        plain |= {f"time_mix_lerp_{name}": (n,) for name in _MIXED}
     small = {
         "time_mix_w1": (len(_MIXED) * rwkv.mix_rank, n),
         "time_mix_w2": (len(_MIXED), n, rwkv.mix_rank),
         "time_mix_decay_w1": (rwkv.decay_rank, n),
         "time_mix_decay_w2": (n, rwkv.decay_rank),
     }
-    # Either all in one, or one by one (older files).
-    mixes = {"time_mix_lerp_fused": (len(_MIXED), 1, 1, n)}
-    mixes |= {f"time_mix_lerp_{name}": rwkv.mix_shape for name in _MIXED}
     return TensorList(
         (
             *norm_specs(f"{blk}.attn_norm", n),
@@ -87,10 +87,6 @@ def _layer_tensors(hp: HParams, il: int) -> TensorList:
             *(TensorSpec(f"{blk}.{k}.weight", shape) for k, shape in matrices.items()),
             *(TensorSpec(f"{blk}.{k}.weight", shape, plain=True) for k, shape in plain.items()),
             *(small_spec(f"{blk}.{k}", shape) for k, shape in small.items()),
-            *(
-                TensorSpec(f"{blk}.{k}.weight", shape, required=False, plain=True)
-                for k, shape in mixes.items()
-            ),
         )
     )
 
@@ -120,7 +116,7 @@ def _time_mix(
 ) -> tuple[Array, Array]:
     """The mixer of tokens on x [n, n_embd]: its output, and the state [s, heads, d, d] after it."""
     blk, size = f"blk.{il}.time_mix", rwkv_params(hp).head_size
-    x_w, x_k, x_v, x_r, x_g = _mixed(f, blk, x, previous - x)
+    x_w, x_k, x_v, x_r, x_g = _mixed(hp, f, blk, x, previous - x)
     r, k, v = (
         f.by_sequence(heads(f.product(mixed, f"{blk}_{name}"), size))
         for mixed, name in ((x_r, "receptance"), (x_k, "key"), (x_v, "value"))
@@ -134,19 +130,18 @@ def _time_mix(
     return f.product(y * gate, f"{blk}_output"), state
 
 
-def _mixed(f: Forward, blk: str, x: Array, delta: Array) -> Array:
+def _mixed(hp: HParams, f: Forward, blk: str, x: Array, delta: Array) -> Array:
     """What is made of x [n, n_embd], in the order of `_MIXED`: [5, n, n_embd]."""
     first = x + delta * f.array(f"{blk}_lerp_x.weight").reshape(1, -1)
     low = jnp.tanh(low_rank(f, first, f"{blk}_w1"))
     amount = low_ranks(f, low.reshape(x.shape[0], len(_MIXED), -1), f"{blk}_w2")
-    return x[None] + delta[None] * (jnp.swapaxes(amount, 0, 1) + _mixes(f, blk))
+    return x[None] + delta[None] * (jnp.swapaxes(amount, 0, 1) + _mixes(hp, f, blk))
 
 
-def _mixes(f: Forward, blk: str) -> Array:
+def _mixes(hp: HParams, f: Forward, blk: str) -> Array:
     """The constant part of the amounts: [5, 1, n_embd]."""
-    fused = f"{blk}_lerp_fused.weight"
-    if f.has(fused):
-        return f.array(fused).reshape(len(_MIXED), 1, -1)
+    if rwkv_params(hp).fused_mixes:
+        return f.array(f"{blk}_lerp_fused.weight").reshape(len(_MIXED), 1, -1)
     return jnp.stack([f.array(f"{blk}_lerp_{name}.weight").reshape(1, -1) for name in _MIXED])
 
 

@@ -21,7 +21,6 @@ from minfer_jax.models.rwkv import (
     MAX_RANK,
     heads,
     low_rank,
-    mix_shape,
     norm_specs,
     normed_heads,
     outer_tensors,
@@ -53,7 +52,6 @@ def hparams(file: GGUFFile) -> HParams:
         rate_rank=rank("iclr"),
         value_rank=rank("value_residual_mix"),
         gate_rank=rank("gate", 0),
-        mix_shape=mix_shape(file, hp.n_embd),
     )
     return replace(hp, rwkv=rwkv)
 
@@ -75,7 +73,7 @@ def _layer_tensors(hp: HParams, il: int) -> TensorList:
     plain: dict[str, tuple[int, ...]] = {
         "time_mix_lerp_fused": (len(_MIXED), 1, 1, n),
         **{f"time_mix_{name}": (n,) for name in ("w0", "a0", "k_k", "k_a", "r_k")},
-        "channel_mix_lerp_k": rwkv.mix_shape,
+        "channel_mix_lerp_k": (n,),
     }
     ranks = {"w": rwkv.decay_rank, "a": rwkv.rate_rank}
     if il:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -43,13 +45,7 @@ def read_ssm2(file: GGUFFile) -> SSMParams:
             f"{file.path}: {ssm.dt_rank} state-space heads do not divide {ssm.d_inner} channels"
             f" evenly, or {n_group} groups not them"
         )
-    return SSMParams(
-        d_conv=ssm.d_conv,
-        d_inner=ssm.d_inner,
-        d_state=ssm.d_state,
-        dt_rank=ssm.dt_rank,
-        n_group=n_group,
-    )
+    return replace(ssm, n_group=n_group)
 
 
 def mamba_states(ssm: SSMParams) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,8 @@ def silu(x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """GELU in its tanh form (Hendrycks and Gimpel 2016), which GGUF models are trained with."""
+    """GELU in its tanh form (Hendrycks and Gimpel 2016), which is what llama.cpp computes for every
+    model, whatever it was trained with."""
     return jax.nn.gelu(x, approximate=True)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer", "Utf8Stream", "from_metadata", "load_tokenizer"]
 
-_SUPPORTED = ("bert", "gpt2", "llama")
+_SUPPORTED = ("bert", "gpt2", "llama", "rwkv")
 
 
 def load_tokenizer(source: str | PathLike[str] | GGUFFile) -> Tokenizer:
@@ -56,6 +56,10 @@ def from_metadata(metadata: Mapping[str, object]) -> Tokenizer:
         from minfer_jax.tokenizer.wordpiece import WordPieceTokenizer
 
         return WordPieceTokenizer(metadata)
+    if model == "rwkv":
+        from minfer_jax.tokenizer.rwkv import RWKVTokenizer
+
+        return RWKVTokenizer(metadata)
     raise TokenizerError(
         f"unsupported tokenizer model {model!r}; supported: {', '.join(_SUPPORTED)}"
     )

@@ -1,7 +1,7 @@
 """What every tokenizer does the same way: special tokens, ids in and out, pieces as bytes.
 
-A kind of tokenizer (`spm`, `bpe`, `wordpiece`) adds how plain text becomes ids and how a normal
-token is spelled. Nothing here knows files, models or chat templates.
+A kind of tokenizer (`spm`, `bpe`, `wordpiece`, `rwkv`) adds how plain text becomes ids and how a
+normal token is spelled. Nothing here knows files, models or chat templates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Tokenizer(ABC):
     """
 
     model: str
-    """`tokenizer.ggml.model`: "llama" (SPM), "gpt2" (byte-level BPE) or "bert" (WordPiece)."""
+    """`tokenizer.ggml.model`: "llama" (SPM), "gpt2" (byte-level BPE), "bert" (WordPiece) or
+    "rwkv" (World)."""
     add_space_prefix: bool = False
     """Whether `encode` puts a space before text that starts a prompt or follows a special token."""
 
@@ -48,8 +49,9 @@ class Tokenizer(ABC):
         *,
         add_bos: bool,
         add_eos: bool = False,
+        add_sep: bool = False,
     ) -> None:
-        """`add_bos` and `add_eos` are the defaults of the kind; the file's own flags win."""
+        """`add_bos`, `add_eos`, `add_sep`: the defaults of the kind; the file's own flags win."""
         mark_stripping(metadata, vocab)
         self._vocab = vocab
         self._special = special
@@ -62,6 +64,8 @@ class Tokenizer(ABC):
         """Whether `encode(add_special=True)` starts with `bos`."""
         self.add_eos: bool = _flag(metadata, "eos", special.eos, add_eos)
         """Whether `encode(add_special=True)` ends with `eos`."""
+        self.add_sep: bool = self.sep is not None and read_bool(metadata, "add_sep_token", add_sep)
+        """Whether `encode_pair` puts `sep` between its texts."""
 
     @property
     def n_vocab(self) -> int:
@@ -86,6 +90,11 @@ class Tokenizer(ABC):
     def unk(self) -> int | None:
         """What stands for text that the vocabulary cannot spell."""
         return self._special.unk
+
+    @property
+    def sep(self) -> int | None:
+        """What separates two texts."""
+        return self._special.sep
 
     @property
     def eog(self) -> frozenset[int]:
@@ -113,6 +122,16 @@ class Tokenizer(ABC):
                 ids.append(fragment)
                 follows_special = True
         return ids + self._trailing() if add_special else ids
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """The ids of two texts as one sequence, such as a re-ranker's query and document.
+
+        As `encode` of one text, with `eos` and `sep` between the two where the model wants them.
+        """
+        ids = [*self._leading(), *self.encode(first, add_special=False)]
+        ids += [self.eos] if self.add_eos and self.eos is not None else []
+        ids += [self.sep] if self.add_sep and self.sep is not None else []
+        return ids + self.encode(second, add_special=False) + self._trailing()
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """`decode_bytes` as text, with U+FFFD for what is not UTF-8."""

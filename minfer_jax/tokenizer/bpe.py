@@ -56,7 +56,9 @@ class BPETokenizer(Tokenizer):
             raise TokenizerError(f"{PREFIX}merges[{bad}] has no space: {self._merges[bad]!r}")
         defaults = _DEFAULTS if self._rule.has_bos else {"eos": _DEFAULTS["eos"]}
         special = find_special(metadata, vocab, defaults)
-        super().__init__(metadata, vocab, special, add_bos=self._rule.add_bos)
+        super().__init__(
+            metadata, vocab, special, add_bos=self._rule.add_bos, add_sep=self._rule.add_sep
+        )
 
     def _encode_text(self, text: str, follows_special: bool) -> list[int]:
         if not utf8.is_valid(text):

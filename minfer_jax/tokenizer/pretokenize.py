@@ -27,16 +27,19 @@ WHITESPACE = frozenset(
 
 # What stands for a character beyond ASCII in a collapsed text.
 _SPACE, _LETTER, _NUMBER, _PUNCTUATION, _MARK, _SYMBOL, _OTHER = "\v\x80\x81\x82\x83\x84\x85"
+_HAN_LETTER = "\x86"
 _STANDS_FOR = {"L": _LETTER, "N": _NUMBER, "P": _PUNCTUATION, "M": _MARK, "S": _SYMBOL}
 _CLASS = {
-    "L": "A-Za-z" + _LETTER,
+    "L": "A-Za-z" + _LETTER + _HAN_LETTER,
+    "Han": _HAN_LETTER,
+    "Alphabetic": "A-Za-z" + _LETTER,  # letters that are not Han
     "N": "0-9" + _NUMBER,
     "P": re.escape("!\"#%&'()*,-./:;?@[\\]_{}") + _PUNCTUATION,
     "M": _MARK,
     "S": re.escape("$+<=>^`|~") + _SYMBOL,
     # Beyond ASCII the reference does not tell upper from lower case.
-    "Lu": "A-Z" + _LETTER,
-    "Ll": "a-z" + _LETTER,
+    "Lu": "A-Z" + _LETTER + _HAN_LETTER,
+    "Ll": "a-z" + _LETTER + _HAN_LETTER,
 }
 """What `\\p{...}` of the expressions below means in a collapsed text."""
 
@@ -58,11 +61,18 @@ def _collapsed(char: str) -> str:
         return char
     if char in WHITESPACE:
         return _SPACE
-    return _STANDS_FOR.get(unicodedata.category(char)[0], _OTHER)
+    stands_for = _STANDS_FOR.get(unicodedata.category(char)[0], _OTHER)
+    return _HAN_LETTER if stands_for == _LETTER and _HAN_CHARACTER.match(char) else stands_for
 
 
 _COLLAPSE = _Table(_collapsed)
 _ASCII_SPACES = _Table(lambda char: _SPACE if char in WHITESPACE and not char.isascii() else char)
+
+
+_HAN_CHARACTER = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ebef"
+    "\U0002f800-\U0002fa1f]"
+)
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,8 @@ class Rule:
     """The default of `add_bos_token`."""
     has_bos: bool = True
     """Whether there is a BOS id if the file names none."""
+    add_sep: bool = False
+    """The default of `add_sep_token`."""
 
     def split(self, text: str) -> list[str]:
         """The words of `text`, none empty, which joined are `text`."""
@@ -158,6 +170,10 @@ _CASED_WORD = (
     r"[^\r\n\p{L}\p{N}]?\p{Lu}*\p{Ll}+<S>|[^\r\n\p{L}\p{N}]?\p{Lu}+\p{Ll}*<S>|\p{N}<N>"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_MARKED_WORD = (  # as llama.cpp reads the published one, in which cases are told apart
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+(?:{_CONTRACTION})?|\p{{N}}<N>"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _DEEPSEEK3 = (
@@ -196,6 +212,7 @@ _RULES = {
     ),
     "gpt-2 mpt olmo jais trillion granite-docling exaone4 phi-2 jina-es jina-de gigachat "
     "jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert": Rule((_GPT2,)),
+    "jina-v1-en jina-v2-code roberta-bpe": Rule((_GPT2,), add_sep=True),
     "qwen2 stablelm2 hunyuan solar-open megrez grok-2 deepseek-r1-qwen kormo f2llmv2": Rule(
         (_QWEN2,)
     ),
@@ -224,6 +241,30 @@ _RULES = {
     ),
     "tekken": Rule(
         (_CASED_WORD.replace("<S>", "").replace("<N>", ""),), ignore_merges=True, add_bos=True
+    ),
+    "youtu": Rule(
+        (
+            "[\uac00-\ud7a3\u3131-\u318e]+"
+            "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+            f"|[\u3105-\u312f]+|{_HAN_KANA}",
+            _MARKED_WORD.replace("<N>", ""),
+        ),
+        ignore_merges=True,
+    ),
+    "tiny_aya cohere2moe": Rule(
+        (
+            # Numbers in threes from their right end; what precedes one stays with its first part.
+            # A search begins only behind a digit: else every place of a long run is tried.
+            r"(?:\A|(?<=\p{N}))[^\p{N}]*+"
+            r"(?:(?<!\p{N})\p{N}{1,2}(?=(?:\p{N}{3})*+(?!\p{N}))|\p{N}{3})",
+            _MARKED_WORD.replace("<N>", "{1,3}"),
+        )
+    ),
+    "kimi-k2": Rule(
+        (
+            rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?\p{{Alphabetic}}+(?:{_CONTRACTION})?|\p{{N}}{{1,3}}"
+            rf"|{_TAIL}",
+        )
     ),
     "poro-chat bloom gpt3-finnish": Rule((_BLOOM,)),
     "viking": Rule((_BLOOM, r"\p{N}")),

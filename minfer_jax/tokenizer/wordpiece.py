@@ -32,7 +32,7 @@ class WordPieceTokenizer(Tokenizer):
     def __init__(self, metadata: Metadata) -> None:
         vocab = read_vocab(metadata)
         special = find_special(metadata, vocab, _DEFAULTS)
-        super().__init__(metadata, vocab, special, add_bos=True)
+        super().__init__(metadata, vocab, special, add_bos=True, add_sep=True)
         for key, token_id in (("bos", self.bos), ("unknown", self.unk), ("seperator", special.sep)):
             if token_id is None:
                 raise TokenizerError(f"{PREFIX}{key}_token_id is missing")

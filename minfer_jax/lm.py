@@ -108,9 +108,9 @@ class LanguageModel:
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        """The file's chat template, or None."""
+        """The file's chat template, or None: also where it has a name for one (`rwkv-world`)."""
         tok = self.tokenizer
-        if not tok.chat_template:
+        if not tok.chat_template or "{" not in tok.chat_template:
             return None
         bos, eos = ("" if i is None else tok.token_str(i) for i in (tok.bos, tok.eos))
         return ChatTemplate(tok.chat_template, bos_token=bos, eos_token=eos)

@@ -1,7 +1,8 @@
-"""A one-layer llama in float64 numpy: its logits for any tokens at any positions.
+"""A tiny llama in float64 numpy: its logits for any tokens at any positions.
 
 In one layer a token's key and value depend on the token and its position alone. So what is right
 after removals and shifts can be said without a cache: attend to whatever is held, wherever it is.
+In deeper ones they also carry what the token attended to when it was fed: each keeps its own.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ def _tensors() -> dict[str, np.ndarray]:
     return {
         name: tensor_values(name, int(np.prod(ne))).reshape(ne[::-1]).astype(np.float64)
         for name, ne, _ in read_spec(NAME)["tensors"]
-        if not name.startswith("blk.1.")
     }
 
 
-class OneLayerLlama:
+Entry = list[tuple[np.ndarray, np.ndarray]]
+"""A token's key, not rotated, and value in every layer: [heads, 32] each."""
+
+
+class DenseLlama:
     """`logits` of the last of tokens that see each other, whatever their positions."""
 
     def __init__(self) -> None:
@@ -55,9 +59,30 @@ class OneLayerLlama:
     def answer(self, last: tuple[int, int], k: np.ndarray, v: np.ndarray) -> np.ndarray:
         """The logits of a (position, token) that sees these keys and values, its own included."""
         pos, token = last
+        x = self._layer(0, self._t["token_embd.weight"][token], pos, k, v)
+        return self._t["output.weight"] @ self._norm(x, "output_norm")
+
+    def feed(
+        self, held: Sequence[tuple[int, Entry]], pos: int, token: int, n_layer: int
+    ) -> tuple[Entry, np.ndarray]:
+        """What a token at `pos` keeps, and its logits, if it sees what others keep, wherever they
+        are by now."""
         x = self._t["token_embd.weight"][token]
-        normed = self._norm(x, "blk.0.attn_norm")
-        q = self._product(normed, "attn_q").reshape(1, N_HEAD, D)
+        at = np.array([*(p for p, _ in held), pos], np.float64)
+        entry: Entry = []
+        for il in range(n_layer):
+            normed = self._norm(x, f"blk.{il}.attn_norm")
+            k, v = (self._product(normed, f"attn_{n}", il).reshape(N_HEAD_KV, D) for n in "kv")
+            entry.append((k, v))
+            seen = [*(e[il] for _, e in held), (k, v)]
+            keys = self.turned(np.stack([k for k, _ in seen]), at)
+            x = self._layer(il, x, pos, keys, np.stack([v for _, v in seen]))
+        return entry, self._t["output.weight"] @ self._norm(x, "output_norm")
+
+    def _layer(self, il: int, x: np.ndarray, pos: int, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """Layer `il` on x [n_embd] at `pos`, which sees k and v [n, heads, 32]."""
+        normed = self._norm(x, f"blk.{il}.attn_norm")
+        q = self._product(normed, "attn_q", il).reshape(1, N_HEAD, D)
         q = self.turned(q, np.array([pos], np.float64))
         out = np.empty((N_HEAD, D))
         for h in range(N_HEAD):
@@ -65,15 +90,14 @@ class OneLayerLlama:
             scores = k[:, kv] @ q[0, h] / np.sqrt(D)
             p = np.exp(scores - scores.max())
             out[h] = p / p.sum() @ v[:, kv]
-        y = x + self._product(out.reshape(-1), "attn_output")
-        normed = self._norm(y, "blk.0.ffn_norm")
-        gate = self._product(normed, "ffn_gate")
-        gated = gate / (1.0 + np.exp(-gate)) * self._product(normed, "ffn_up")
-        y = y + self._product(gated, "ffn_down")
-        return self._t["output.weight"] @ self._norm(y, "output_norm")
+        y = x + self._product(out.reshape(-1), "attn_output", il)
+        normed = self._norm(y, f"blk.{il}.ffn_norm")
+        gate = self._product(normed, "ffn_gate", il)
+        gated = gate / (1.0 + np.exp(-gate)) * self._product(normed, "ffn_up", il)
+        return y + self._product(gated, "ffn_down", il)
 
-    def _product(self, x: np.ndarray, name: str) -> np.ndarray:
-        return x @ self._t[f"blk.0.{name}.weight"].T + self._t[f"blk.0.{name}.bias"]
+    def _product(self, x: np.ndarray, name: str, il: int = 0) -> np.ndarray:
+        return x @ self._t[f"blk.{il}.{name}.weight"].T + self._t[f"blk.{il}.{name}.bias"]
 
     def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
         scale = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + EPS)

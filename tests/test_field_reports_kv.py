@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dense_llama import OneLayerLlama, write_one_layer
+from dense_llama import DenseLlama, write_one_layer
 
 from minfer_jax.batch import Batch
 from minfer_jax.context import Context
@@ -18,7 +18,7 @@ from minfer_jax.sampling import Sampler, SamplingParams
 from minfer_jax.settings import Settings
 
 TOKENS = np.random.default_rng(21).integers(0, 128, 200).tolist()
-DENSE = OneLayerLlama()
+DENSE = DenseLlama()
 ERRORS = {"f32": 1e-4, "f16": 0.003, "bf16": 0.03, "q8_0": 0.06, "q4_0": 1.0}
 """What logits lose by K or V of a type, at most, in standard deviations of these wide logits."""
 TOKENIZER = SimpleNamespace(eog=frozenset(), piece=lambda token, special: f"<{token}>".encode())

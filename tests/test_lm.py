@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -348,3 +349,13 @@ def test_peak_memory_while_loading(gemma3_path, tmp_path):
     peak, packed = map(int, result.stdout.split())
     assert packed <= gemma3_path.stat().st_size
     assert packed < peak < 1.3 * gemma3_path.stat().st_size + packed
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"), [("{{ messages }}", True), ("rwkv-world", False), ("", False), (None, False)]
+)
+def test_a_name_is_no_chat_template(text, kept):
+    """It would be rendered as it is, and the prompt forgotten."""
+    tok = SimpleNamespace(chat_template=text, bos=None, eos=None)
+    template = LanguageModel.chat_template.func(SimpleNamespace(tokenizer=tok))
+    assert (template is not None) is kept

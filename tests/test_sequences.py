@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from dense_llama import OneLayerLlama, write_one_layer
+from dense_llama import DenseLlama, Entry, write_one_layer
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,7 +18,7 @@ from minfer_jax.lm import LanguageModel, load
 from minfer_jax.settings import Settings
 
 TOKENS = np.random.default_rng(5).integers(0, 128, 200).tolist()
-DENSE = OneLayerLlama()
+DENSE = DenseLlama()
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,10 @@ def test_a_straight_sequence_needs_no_map_again_after_defragmenting(one_layer):
 
 
 class Moves(RuleBasedStateMachine):
-    """Any operation on three sequences; what each holds is a list of (position, token, id)."""
+    """Any operation on three sequences; what each holds is a list of (position, token, id).
+
+    Judged by the dense model, which keeps what each token, by its id, has stored in every layer.
+    """
 
     lm: LanguageModel  # set by the test
     kv_unified: bool
@@ -222,6 +225,7 @@ class Moves(RuleBasedStateMachine):
         self.memory = self.context.memory
         self.held: list[list[tuple[int, int, int]]] = [[] for _ in range(self.N_SEQ)]
         self.n = 0
+        self.entries: dict[int, Entry] = {}
         self.decode([(0, t) for t in tokens[:8]] + [(1, t) for t in tokens[8:]])
 
     def end(self, seq):
@@ -239,13 +243,17 @@ class Moves(RuleBasedStateMachine):
         if not fits:
             return
         for seq, token in rows:
-            self.n += 1
-            self.held[seq].append((self.end(seq), token, self.n))
-        self.judge(seqs[-1])
-
-    def judge(self, seq):
-        want = DENSE.logits([(p, t) for p, t, _ in self.held[seq]])
+            want = self.feed(seq, token)
         assert close(self.context.logits(), want)
+
+    def feed(self, seq, token):
+        """One more token of a sequence: its logits."""
+        self.n += 1
+        held = [(p, self.entries[i]) for p, _, i in self.held[seq]]
+        at, n_layer = self.end(seq), self.lm.model.hp.n_layer
+        self.entries[self.n], logits = DENSE.feed(held, at, token, n_layer)
+        self.held[seq].append((at, token, self.n))
+        return logits
 
     @rule(seq=seq, p0=pos, p1=pos)
     def remove(self, seq, p0, p1):
@@ -259,7 +267,10 @@ class Moves(RuleBasedStateMachine):
             return
         part = [x for x in self.held[source] if within(x[0], p0, p1)]
         if not self.kv_unified:
-            part = [(p, t, -i - 1000 * (to + 1)) for p, t, i in part]
+            names = range(self.n + 1, self.n + 1 + len(part))
+            self.entries |= {n: self.entries[i] for n, (_, _, i) in zip(names, part, strict=True)}
+            part = [(p, t, n) for n, (p, t, _) in zip(names, part, strict=True)]
+            self.n += len(part)
         self.held[to] = part
 
     @rule(seq=seq, p0=pos, p1=pos, delta=st.integers(-8, 8))
@@ -300,8 +311,7 @@ class Moves(RuleBasedStateMachine):
         for seq, held in enumerate(self.held):
             assert self.memory.seq_pos_min(seq) == min((p for p, _, _ in held), default=-1)
             if held and self.context.decode(Batch(token=[seq], seq_id=[seq])) == 0:
-                want = DENSE.logits([*[(p, t) for p, t, _ in held], (ends[seq], seq)])
-                assert close(self.context.logits(), want), seq
+                assert close(self.context.logits(), self.feed(seq, seq)), seq
 
 
 def within(p: int, p0: int, p1: int) -> bool:
@@ -310,12 +320,14 @@ def within(p: int, p0: int, p1: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_unified", [True, False])
-def test_random_moves(one_layer, kv_unified):
-    Moves.lm, Moves.kv_unified = one_layer, kv_unified
+@pytest.mark.parametrize("n_layer", [1, 2])
+def test_random_moves(one_layer, load_tiny, n_layer, kv_unified):
+    lm = one_layer if n_layer == 1 else load_tiny("llama-gqa-dense", n_ubatch=4)
+    Moves.lm, Moves.kv_unified = lm, kv_unified
     run_state_machine_as_test(
         Moves,
         settings=settings(
-            max_examples=150,
+            max_examples=100,
             stateful_step_count=14,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
-from numbers import Integral
 
 import numpy as np
 
+from minfer_jax import saving
 from minfer_jax.batch import (
     Batch,
     CheckedBatch,
@@ -30,34 +30,29 @@ from minfer_jax.batch import (
     split_equal,
     split_simple,
 )
-from minfer_jax.device import Device, device_errors, host_memory
+from minfer_jax.device import device_errors
 from minfer_jax.errors import BatchError, MinferError, UsageError
 from minfer_jax.graph.inputs import StepInputs, rows_matrix
 from minfer_jax.graph.params import CParams, GraphParams, GType
 from minfer_jax.history import History
 from minfer_jax.interrupts import interrupt_deferred
-from minfer_jax.memory.memory import END, Claim, Memory
-from minfer_jax.memory.plan import MemoryPlan, plan_memory
-from minfer_jax.memory.state import collect, model_digest, prepare, record
-from minfer_jax.memory.state_format import (
-    ModelForm,
-    SavedOutputs,
-    decode,
-    encode,
-    model_form,
-    read_file,
-    write_file,
+from minfer_jax.limits import (
+    MAX_SEQUENCES,
+    N_BATCH,
+    check_memory,
+    check_range,
+    check_sizes,
+    default_kv_types,
 )
+from minfer_jax.memory.memory import END, Claim, Memory
+from minfer_jax.memory.plan import plan_memory
+from minfer_jax.memory.state_format import read_file, write_file
 from minfer_jax.models.model import Geometry, Model
 from minfer_jax.ops.attention import BLOCK
 from minfer_jax.outputs import Outputs
 from minfer_jax.perf import Perf
 from minfer_jax.sequences import Sequences
 from minfer_jax.settings import Settings
-
-MAX_SEQUENCES = 256
-N_BATCH = 2048
-"""Rows of a batch, at most, unless a context says otherwise."""
 
 
 class Context:
@@ -127,7 +122,7 @@ class Context:
         what, width = ("logits", model.hp.n_vocab)
         if self.embeddings_only:
             what, width = ("embeddings", model.hp.n_embd)
-        self._outputs = Outputs(what, width)
+        self.outputs = Outputs(what, width)
         self._perf = Perf()
         self._settings = settings
         self._busy = threading.Lock()
@@ -177,7 +172,7 @@ class Context:
             if status:
                 return status
             self.history.extend(checked)
-            self._outputs.n_batch = len(checked)
+            self.outputs.n_batch = len(checked)
             return 0
 
     def _checked(self, batch: Batch) -> CheckedBatch:
@@ -277,7 +272,7 @@ class Context:
         self._perf.count_step(params.gtype, len(ubatch), seconds)
         gathered = params.n_out < params.n_tokens
         rows = range(len(ubatch.out)) if gathered else ubatch.out.tolist()
-        self._outputs.add(ubatch.index[ubatch.out].tolist(), output, rows)
+        self.outputs.add(ubatch.index[ubatch.out].tolist(), output, rows)
         if self._settings.timing:
             print(
                 f"ubatch: {len(ubatch)} of {params.n_tokens} rows, graph {entry.uid},"
@@ -339,18 +334,18 @@ class Context:
         Raises `IndexError` if they were not asked for.
         """
         self._refuse_output("logits", of_embeddings=False)
-        return self._outputs.row(i)
+        return self.outputs.row(i)
 
     def all_logits(self) -> np.ndarray:
         """Every row of logits that the last batch asked for, in its order: float32 [n, n_vocab]."""
         self._refuse_output("logits", of_embeddings=False)
-        return self._outputs.all()
+        return self.outputs.all()
 
     def embeddings(self) -> np.ndarray:
         """Hidden states behind the last norm of every token that the last batch asked for, in its
         order: float32 [n, n_embd]."""
         self._refuse_output("embeddings", of_embeddings=True)
-        return self._outputs.all()
+        return self.outputs.all()
 
     def _refuse_output(self, what: str, *, of_embeddings: bool) -> None:
         if self.embeddings_only != of_embeddings:
@@ -359,7 +354,7 @@ class Context:
 
     def forget_outputs(self) -> None:
         """No output of an earlier batch can be asked for any more."""
-        self._outputs.forget()
+        self.outputs.forget()
 
     def perf(self) -> Perf:
         """The counters, which go on counting."""
@@ -418,11 +413,7 @@ class Context:
         if path is not None and not isinstance(path, str | os.PathLike):
             raise UsageError(f"path is {path!r}, not a path")
         with self.alone():
-            number = self._checked_seq(seq)
-            self.apply_shifts()
-            with device_errors("a state could not be saved"):
-                state = collect(self.store, self.history, self._saved_outputs(), number)
-                data = encode(state, self._form())
+            data = saving.save(self, self._checked_seq(seq))
         if path is not None:
             write_file(path, data)
         return data
@@ -445,60 +436,10 @@ class Context:
             if not isinstance(source, bytes | bytearray | memoryview | str | os.PathLike):
                 raise UsageError(f"a state is bytes or a path, not {type(source).__name__}")
             data = read_file(source) if isinstance(source, str | os.PathLike) else source
-            state = decode(data, self._form())
-            load = prepare(self.store, state, number)
-            with self.changing_regions("a load"):
-                self.store.adopt(load.write())
-                record(self.history, state, number)
-                self._take_outputs(state.outputs)
+            saving.load(self, data, number)
 
     def _checked_seq(self, seq: int | None) -> int | None:
         if seq is None:
             return None
         check_range("seq", seq, 0, self.n_seq_max - 1)
         return int(seq)
-
-    def _form(self) -> ModelForm:
-        hp, weights = self.model.hp, self.model.weights
-        digest = model_digest(hp, weights.view(weights.leaves))
-        return model_form(self.store.plan, digest, n_vocab=hp.n_vocab, n_embd=hp.n_embd)
-
-    def _saved_outputs(self) -> SavedOutputs:
-        made = self._outputs
-        index = np.array(made.index, np.int32)
-        return SavedOutputs(made.n_batch, index, made.all(), self.embeddings_only)
-
-    def _take_outputs(self, saved: SavedOutputs) -> None:
-        self.forget_outputs()
-        if saved.embeddings == self.embeddings_only:
-            rows = saved.rows.astype(np.float32)  # a copy: what was loaded from may go away
-            self._outputs.add(saved.index.tolist(), rows, range(len(rows)))
-            self._outputs.n_batch = saved.n_batch
-
-
-def default_kv_types(exact: bool) -> tuple[str, str]:
-    """Types of K and V unless others are asked for."""
-    return ("f32", "f32") if exact else ("f16", "f16")
-
-
-def check_sizes(n_ctx: int, n_batch: int, n_ubatch: int) -> None:
-    """Raise `UsageError` for sizes that no context can have."""
-    check_range("n_ctx", n_ctx, 1, 1 << 24)
-    check_range("n_batch", n_batch, 1, 1 << 24)
-    check_range("n_ubatch", n_ubatch, 1, 1 << 16)
-
-
-def check_range(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
-        raise UsageError(f"{name} is {value!r}; allowed: {low} to {high}")
-
-
-def check_memory(plan: MemoryPlan, weights_bytes: int, device: Device) -> None:
-    """Refuse what the host cannot hold: to ask for it would end the process."""
-    total = host_memory() if device.platform == "cpu" else None
-    if total is not None and weights_bytes + plan.nbytes > total:
-        raise UsageError(
-            f"the weights need {weights_bytes / 2**30:.1f} GiB and the context"
-            f" {plan.nbytes / 2**30:.1f} GiB for what it remembers, there are"
-            f" {total / 2**30:.1f} GiB of memory: lower -c/--n-ctx, or use a smaller model"
-        )

@@ -18,13 +18,7 @@ import numpy as np
 
 from minfer_jax.batch import Batch
 from minfer_jax.chat import ChatTemplate
-from minfer_jax.context import (
-    N_BATCH,
-    Context,
-    check_memory,
-    check_sizes,
-    default_kv_types,
-)
+from minfer_jax.context import Context
 from minfer_jax.device import AUTO, device_errors, select_device, settle_threads
 from minfer_jax.embedding import Embedder, Text
 from minfer_jax.errors import ContextFullError, MinferError, ModelError, TemplateError, UsageError
@@ -32,6 +26,7 @@ from minfer_jax.generate import FinishReason, GenerateStats, Generation, generat
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.graph.cache import GraphCache, GraphCounters, trace_build
 from minfer_jax.hub import resolve
+from minfer_jax.limits import N_BATCH, check_memory, check_sizes, default_kv_types
 from minfer_jax.memory.plan import MemoryPlan, plan_memory
 from minfer_jax.models.model import Model
 from minfer_jax.models.packing import weight_form

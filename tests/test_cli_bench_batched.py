@@ -115,7 +115,7 @@ def test_flags_reach_the_request_and_are_reported_as_such(argv, changes, request
 
 
 def test_a_context_can_have_as_many_sequences():
-    from minfer_jax.context import MAX_SEQUENCES
+    from minfer_jax.limits import MAX_SEQUENCES
 
     assert module.MOST_SEQUENCES == MAX_SEQUENCES
 

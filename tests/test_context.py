@@ -12,8 +12,9 @@ import pytest
 from tiny_models import tensor_values
 
 from minfer_jax.batch import Batch
-from minfer_jax.context import Context, check_memory
+from minfer_jax.context import Context
 from minfer_jax.errors import BatchError, MinferError, UsageError
+from minfer_jax.limits import check_memory
 from minfer_jax.memory.plan import plan_memory
 from minfer_jax.settings import Settings
 

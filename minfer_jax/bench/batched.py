@@ -17,8 +17,9 @@ import jax
 from minfer_jax.batch import Batch
 from minfer_jax.bench.samples import Samples
 from minfer_jax.bench.workload import random_tokens
-from minfer_jax.context import N_BATCH, Context
+from minfer_jax.context import Context
 from minfer_jax.errors import MinferError
+from minfer_jax.limits import N_BATCH
 from minfer_jax.lm import LanguageModel
 
 FORK_TOKENS = 1000

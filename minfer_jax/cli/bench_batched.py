@@ -184,7 +184,7 @@ def _bench(
         threads=request.threads,
     )
     from minfer_jax.bench.batched import OurBatchedSide
-    from minfer_jax.context import N_BATCH
+    from minfer_jax.limits import N_BATCH
 
     ours = OurBatchedSide(lm, n_batch=max(N_BATCH, request.n_ubatch), abort=abort)
     for test in tests:  # what memory does not hold is refused here, before any compute
@@ -252,7 +252,7 @@ def _measure(
 
 def _setup(request: BatchedRequest, lm: LanguageModel) -> dict[str, Any]:
     from minfer_jax.bench.setup import describe
-    from minfer_jax.context import N_BATCH
+    from minfer_jax.limits import N_BATCH
 
     setup = describe(
         lm.context(n_ctx=lm.n_ctx),

@@ -553,6 +553,7 @@ def run(make, judge, kind: str, examples: int):
         ("rwkv7-head64-dense", "recurrent", False, 4, 2, 30),
         ("lfm2-dense", "hybrid", True, 5, 2, 60),
         ("jamba-dense", "hybrid", False, 3, 0, 40),
+        ("deepseek2-moe", "kv", True, 5, 0, 25),
     ],
 )
 def test_random_operations(

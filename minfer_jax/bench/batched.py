@@ -15,6 +15,8 @@ from typing import Protocol
 import jax
 
 from minfer_jax.batch import Batch
+from minfer_jax.bench.ours import timed
+from minfer_jax.bench.run import REST_SECONDS
 from minfer_jax.bench.samples import Samples
 from minfer_jax.bench.workload import random_tokens
 from minfer_jax.context import Context
@@ -27,7 +29,6 @@ FORK_SEQUENCES = 8
 """That get the prefix of another one."""
 
 _WARM_STEPS = 8
-_REST_SECONDS = 0.05  # idle threads of the side that had its turn spin for a while
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,15 +197,7 @@ class OurBatchedSide:
                 raise MinferError("this model's memory cannot give a sequence's prompt to another")
 
     def _timed(self, batches: Sequence[Batch]) -> int:
-        built, _, seconds = self.built()
-        started = time.perf_counter_ns()
-        for batch in batches:
-            self._evaluate(batch)
-        elapsed = time.perf_counter_ns() - started
-        built_now, _, seconds_now = self.built()
-        if built_now == built:  # to look a graph up that is there belongs to every step
-            return elapsed
-        return elapsed - round(1e9 * (seconds_now - seconds))
+        return timed(self.context, batches, self._evaluate)
 
     def _evaluate(self, batch: Batch) -> None:
         context = self.context
@@ -293,7 +286,7 @@ def measure_batched(
     for _ in range(repetitions):
         for side, ns in zip(sides, times, strict=True):
             if peer is not None:
-                time.sleep(_REST_SECONDS)
+                time.sleep(REST_SECONDS)
             ns.append(side.run_batched(prompts, steps))
     samples = [_samples(test, ns) for ns in times]
     built_now, evicted_now, seconds_now = ours.built()

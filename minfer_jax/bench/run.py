@@ -12,7 +12,7 @@ from minfer_jax.bench.ours import OurSide
 from minfer_jax.bench.samples import Samples
 from minfer_jax.bench.workload import Workload
 
-_REST_SECONDS = 0.05  # idle threads of the side that had its turn spin for a while
+REST_SECONDS = 0.05  # idle threads of the side that had its turn spin for a while
 
 
 class Side(Protocol):
@@ -62,7 +62,7 @@ def measure(
     for _ in range(repetitions):
         for side, ns in zip(sides, times, strict=True):
             if peer is not None:
-                time.sleep(_REST_SECONDS)
+                time.sleep(REST_SECONDS)
             ns.append(side.run(depth, timed, workload.n_batch))
     samples = [Samples(workload.n_tokens, tuple(ns)) for ns in times]
     return Measurement(

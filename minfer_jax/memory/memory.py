@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -22,6 +21,7 @@ from minfer_jax.memory.plan import MemoryPlan
 from minfer_jax.memory.recurrent import RecurrentStates, StateClaim
 from minfer_jax.memory.regions import CellMove, copy_cells, permute_cells, shift_keys
 from minfer_jax.models.hparams import HParams
+from minfer_jax.ops.cpu.pages import zeros
 
 END = 1 << 31
 """A position behind every other."""
@@ -69,9 +69,7 @@ class Memory:
         They are made on the device: one that came from the host would not be donated in place.
         """
         if self._regions is None:
-            self._regions = tuple(
-                jnp.zeros(shape, dtype, device=self._device) for shape, dtype in self.plan.layout
-            )
+            self._regions = zeros(self.plan.layout, self._device)
         return self._regions
 
     def take_back(self, regions: tuple[Array, ...]) -> None:

@@ -19,12 +19,12 @@ import numpy as np
 from minfer_jax.errors import UsageError
 from minfer_jax.gguf import GGMLType
 
-LAYOUT = 4
+LAYOUT = 5
 """Raised whenever tiles or the arguments of a target change, together with kLayoutVersion in
 tiles.h: a library that was built from other sources is not used."""
 TILE_ROWS = 16
 _SPLIT = {GGMLType.Q8_0: 1008}  # kQ8_0Split in tiles.h
-_TARGETS = ("linear", "experts", "take", "add_normed", "attend")
+_TARGETS = ("linear", "experts", "take", "add_normed", "attend", "zeros")
 _PACK_BYTES = 1 << 18  # of a file, that a thread packs at a time: a small matrix is several jobs
 
 

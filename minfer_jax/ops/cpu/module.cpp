@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "kernels.h"
 #include "pack.h"
@@ -261,8 +266,34 @@ ffi::Error attend(ffi::ThreadPool xla, F32Buffer qkv, F32Buffer cosine, F32Buffe
   return ffi::Error::Success();
 }
 
+// Zeros in large pages, where the system gives them: they are asked for before memory is touched.
+// Rows of a region that lie far apart otherwise cost the translation of an address each.
+static ffi::Error zeros(ffi::ThreadPool xla, ffi::Result<ffi::AnyBuffer> out) {
+  struct Job {
+    uint8_t* memory;
+    size_t bytes;
+  } job = {static_cast<uint8_t*>(out->untyped_data()), out->size_bytes()};
+#if defined(__linux__)
+  constexpr uintptr_t kLargePage = uintptr_t{1} << 21;
+  uintptr_t begin = reinterpret_cast<uintptr_t>(job.memory), end = begin + job.bytes;
+  begin = (begin + kLargePage - 1) / kLargePage * kLargePage, end = end / kLargePage * kLargePage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+  constexpr size_t kPiece = size_t{1} << 22;
+  auto body = [](void* data, uint32_t piece) {
+    const Job& job = *static_cast<const Job*>(data);
+    size_t begin = piece * kPiece, left = job.bytes - begin;
+    memset(job.memory + begin, 0, left < kPiece ? left : kPiece);
+  };
+  share(pool_of(xla), static_cast<uint32_t>((job.bytes + kPiece - 1) / kPiece), body, &job);
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace minfer
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_zeros, minfer::zeros,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Ret<ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(minfer_linear, minfer::linear,
                               ffi::Ffi::Bind()

@@ -34,7 +34,7 @@ enum Type : int32_t {
 };
 
 // Raised whenever tiles or the arguments of a handler change, together with LAYOUT in library.py.
-constexpr int32_t kLayoutVersion = 4;
+constexpr int32_t kLayoutVersion = 5;
 
 constexpr int kTileRows = 16;
 constexpr int kGroup = 32;  // columns whose quants are stored together

@@ -35,7 +35,7 @@ class SeqRange:
 class Undo:
     """What a claim replaced."""
 
-    cells: np.ndarray
+    cells: np.ndarray | slice
     pos: np.ndarray
     bits: np.ndarray
     shift: np.ndarray
@@ -109,18 +109,21 @@ class Cells:
             return None
         lost = self._sequences_of(cells) if reusable else []
         touched = {*lost, *(seq for row in seqs for seq in row)}
+        begin, end = int(cells[0]), int(cells[-1]) + 1
+        # What a slice takes is neither looked up nor scattered: this runs for every row of a step.
+        where = slice(begin, end) if end - begin == len(cells) else cells
         undo = Undo(
-            cells,
-            self.pos[cells],
-            self.bits[:, cells],
-            self.shift[cells],
+            where,
+            self.pos[where].copy(),
+            self.bits[:, where].copy(),
+            self.shift[where].copy(),
             self.head,
             {seq: self._ranges[seq] for seq in touched},
         )
-        self.pos[cells] = pos
-        self.shift[cells] = 0
-        self.bits[:, cells] = self._masks(seqs)
-        self.head = (int(cells[-1]) + 1) % len(self)
+        self.pos[where] = pos
+        self.shift[where] = 0
+        self.bits[:, where] = self._masks(seqs)
+        self.head = end % len(self)
         for seq in lost:
             self._ranges[seq] = None
         self._extend(cells, pos, seqs)

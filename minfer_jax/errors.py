@@ -13,6 +13,10 @@ class UsageError(MinferError):
     """A flag, argument or configuration value is wrong; the command line exits with 2."""
 
 
+class GrammarError(UsageError):
+    """A grammar, pattern or JSON schema is malformed, impossible, too large or not supported."""
+
+
 class GGUFError(MinferError):
     """A model file is not GGUF, is damaged, or holds something that cannot be read."""
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
 
@@ -22,18 +22,16 @@ from minfer_jax.batch import (
     Batch,
     CheckedBatch,
     Ubatch,
-    bucket,
     check_batch,
     describe,
-    encode_bucket,
-    out_bucket,
     split_equal,
     split_simple,
 )
+from minfer_jax.choosing import Chooser, loop_ends, loop_steps
 from minfer_jax.device import device_errors
 from minfer_jax.errors import BatchError, MinferError, UsageError
-from minfer_jax.graph.inputs import StepInputs, rows_matrix
-from minfer_jax.graph.params import CParams, GraphParams, GType
+from minfer_jax.graph.inputs import LOOP_STEPS
+from minfer_jax.graph.params import CParams
 from minfer_jax.history import History
 from minfer_jax.interrupts import interrupt_deferred
 from minfer_jax.limits import (
@@ -44,15 +42,17 @@ from minfer_jax.limits import (
     check_sizes,
     default_kv_types,
 )
-from minfer_jax.memory.memory import END, Claim, Memory
+from minfer_jax.memory.memory import END, Memory
 from minfer_jax.memory.plan import plan_memory
 from minfer_jax.memory.state_format import read_file, write_file
 from minfer_jax.models.model import Geometry, Model
 from minfer_jax.ops.attention import BLOCK
 from minfer_jax.outputs import Outputs
 from minfer_jax.perf import Perf
+from minfer_jax.sampling import Sampler
 from minfer_jax.sequences import Sequences
 from minfer_jax.settings import Settings
+from minfer_jax.stepper import Stepper
 
 
 class Context:
@@ -105,7 +105,7 @@ class Context:
         check_memory(plan, model.weights.nbytes, model.device)
         self.store = Memory(plan, model.device, n_seq_max)
         self.embeddings_only = embeddings or model.hp.encoder is not None
-        self._cparams = CParams(
+        cparams = CParams(
             n_ctx=max((cache.n_cells for cache in plan.caches), default=0),
             backend=model.device.platform,
             flash_attn=flash_attn,
@@ -123,7 +123,11 @@ class Context:
         if self.embeddings_only:
             what, width = ("embeddings", model.hp.n_embd)
         self.outputs = Outputs(what, width)
+        self.chosen = Outputs("tokens chosen in the graph", 1, np.int32)
         self._perf = Perf()
+        self._stepper = Stepper(
+            model, self.store, self.graphs, cparams, self.n_ubatch, self._perf, settings
+        )
         self._settings = settings
         self._busy = threading.Lock()
 
@@ -135,8 +139,18 @@ class Context:
 
     # --- evaluating -----------------------------------------------------------------------------
 
-    def decode(self, batch: Batch, *, abort: Callable[[], bool] | None = None) -> int:
+    def decode(
+        self,
+        batch: Batch,
+        *,
+        samplers: Sequence[Sampler] = (),
+        abort: Callable[[], bool] | None = None,
+    ) -> int:
         """Evaluate a batch: 0 done, 1 no room in the memory, 2 aborted between ubatches.
+
+        With `samplers`, one for each output that the batch asks for, in its order, each of another
+        sequence, tokens are chosen in the graph: `sampled` gives them, and there are no logits. The
+        samplers have then accepted them. All need the same `kind_of`.
 
         Raises `BatchError` before anything changes if the batch is not valid. After 1 nothing has
         changed. After 2, and after an exception, the tokens of this call are forgotten. Where that
@@ -145,35 +159,93 @@ class Context:
         again; the `MinferError` says of which sequences that could not be done.
         """
         with self.alone():
-            self.lost = ()
             checked = self._checked(batch)
+            chooser = self._chooser(checked, samplers) if samplers else None
             ubatches = self._split(checked)
             if self._settings.batch_debug:
                 print(describe(ubatches), file=sys.stderr)
-            self.apply_shifts()
-            ends = self.store.ends()
-            if not self.store.begin(ubatches):
-                return 1
-            self.forget_outputs()
-            try:
-                status = self._evaluate(ubatches, abort)
-                if status:
-                    self._go_back(checked, ends)
-            except BaseException as error:
-                if not self.store.lost:
-                    self._go_back(checked, ends)
-                    raise
-                if not isinstance(error, Exception):  # an interrupt: nobody wants to wait now
-                    self.clear_all()
-                    raise
-                raise MinferError(f"{error}; {self._restore(ends)}") from error
-            finally:
-                self.store.end()
+            status = self._attempt(
+                checked, ubatches, lambda: self._evaluate(ubatches, abort, chooser)
+            )
             if status:
                 return status
             self.history.extend(checked)
-            self.outputs.n_batch = len(checked)
+            self.outputs.n_batch = self.chosen.n_batch = len(checked)
+            if chooser:
+                chooser.accept(self.chosen.all().T)
             return 0
+
+    def decode_loop(
+        self,
+        batch: Batch,
+        samplers: Sequence[Sampler],
+        n_steps: int,
+        *,
+        ends: Collection[int] = (),
+    ) -> tuple[int, np.ndarray]:
+        """Up to `n_steps` decode steps in one call, each fed with what the one before it chose.
+
+        The batch has one row of each of its sequences, and `samplers` one for each of them. Cells
+        for all steps are reserved first; fewer steps are done where there is no room for all, and
+        LOOP_STEPS at most. It ends after the step in which any sequence comes to one of `ends`.
+
+        Returns 0, or 1 without room for a step, and the tokens chosen: int32 [steps done, n], of
+        which the last ones have not been evaluated. Samplers have accepted them, but for a -1,
+        which stands where nothing could be chosen, as in a row of NaN. Errors as of `decode`.
+        """
+        check_range("n_steps", n_steps, 1, 1 << 31)
+        with self.alone():
+            checked = self._checked(batch)
+            chooser = self._chooser(replace(checked, wanted=np.ones(len(checked), bool)), samplers)
+            steps = loop_steps(checked, min(n_steps, LOOP_STEPS), self.n_ubatch)
+            last = loop_ends(ends, self.model.hp.n_vocab)
+            status = 1
+            chosen = np.empty((0, len(checked)), np.int32)
+
+            def run() -> int:
+                nonlocal chosen
+                chosen = self._stepper.run_loop(steps, chooser, last)
+                return 0
+
+            while steps and (status := self._attempt(checked, steps, run)):
+                steps = steps[: len(steps) // 2]
+            if status:
+                return status, chosen
+            for step, done in zip(steps, [checked.token, *chosen[:-1]], strict=False):
+                self.history.extend(replace(checked, token=done, pos=step.pos))
+            chooser.accept(chosen)
+            return 0, chosen
+
+    def _attempt(
+        self, checked: CheckedBatch, ubatches: Sequence[Ubatch], run: Callable[[], int]
+    ) -> int:
+        """Run what evaluates these ubatches, as a whole or not at all; the status of `decode`."""
+        self.lost = ()
+        self.apply_shifts()
+        ends = self.store.ends()
+        if not self.store.begin(ubatches):
+            return 1
+        self.forget_outputs()
+        try:
+            status = run()
+            if status:
+                self._go_back(checked, ends)
+        except BaseException as error:
+            if not self.store.lost:
+                self._go_back(checked, ends)
+                raise
+            if not isinstance(error, Exception):  # an interrupt: nobody wants to wait now
+                self.clear_all()
+                raise
+            raise MinferError(f"{error}; {self._restore(ends)}") from error
+        finally:
+            self.store.end()
+        return status
+
+    def _chooser(self, checked: CheckedBatch, samplers: Sequence[Sampler]) -> Chooser:
+        if self.embeddings_only:
+            raise UsageError("this context makes embeddings, of which no token can be chosen")
+        return Chooser(checked, samplers, self.model.hp.n_vocab)
 
     def _checked(self, batch: Batch) -> CheckedBatch:
         hp = self.model.hp
@@ -197,11 +269,18 @@ class Context:
         split = split_equal if self.store.states else split_simple
         return split(checked, self.n_ubatch)
 
-    def _evaluate(self, ubatches: Sequence[Ubatch], abort: Callable[[], bool] | None) -> int:
+    def _evaluate(
+        self,
+        ubatches: Sequence[Ubatch],
+        abort: Callable[[], bool] | None,
+        chooser: Chooser | None = None,
+    ) -> int:
         for ubatch in ubatches:
             if abort is not None and abort():
                 return 2
-            self._run(ubatch, self.store.next_claim(ubatch))
+            output, rows = self._stepper.run(ubatch, self.store.next_claim(ubatch), chooser)
+            outputs = self.chosen if chooser else self.outputs
+            outputs.add(ubatch.index[ubatch.out].tolist(), output, rows)
         return 0
 
     def _go_back(self, batch: CheckedBatch, ends: Sequence[int]) -> None:
@@ -251,81 +330,6 @@ class Context:
                 raise MinferError(f"no room to evaluate sequence {seq} again")
             self.history.extend(checked)
 
-    def _run(self, ubatch: Ubatch, claim: Claim) -> None:
-        """One call of one graph; the regions are bound again before anything can interrupt."""
-        params = self._params(ubatch)
-        started = time.perf_counter()
-        with device_errors("a step could not be prepared"):
-            before = self.graphs.counters.copy()
-            entry = self.graphs.get(params)
-            regions = self.store.regions()
-        built = time.perf_counter() - started
-        self._perf.count_graph(before, self.graphs.counters, built)
-        inputs = self._inputs(ubatch, claim, params)
-        started = time.perf_counter()
-        with device_errors("a step failed"):
-            with interrupt_deferred():
-                output, regions = entry.compiled.run(self.model.weights.leaves, regions, inputs)
-                self.store.take_back(regions)
-            output.block_until_ready()
-        seconds = time.perf_counter() - started
-        self._perf.count_step(params.gtype, len(ubatch), seconds)
-        gathered = params.n_out < params.n_tokens
-        rows = range(len(ubatch.out)) if gathered else ubatch.out.tolist()
-        self.outputs.add(ubatch.index[ubatch.out].tolist(), output, rows)
-        if self._settings.timing:
-            print(
-                f"ubatch: {len(ubatch)} of {params.n_tokens} rows, graph {entry.uid},"
-                f" {seconds * 1e3:.2f} ms, build {built * 1e3:.0f} ms",
-                file=sys.stderr,
-            )
-
-    def _params(self, ubatch: Ubatch) -> GraphParams:
-        n = len(ubatch)
-        if self.model.hp.encoder:
-            gtype = GType.ENCODE
-            n_tokens = n_out = encode_bucket(n, self.n_ubatch)
-        else:
-            gtype = GType.DECODE if ubatch.one_row_each else GType.PREFILL
-            n_tokens = bucket(n, self.n_ubatch, decode=gtype is GType.DECODE)
-            n_out = out_bucket(len(ubatch.out), n_tokens)
-        return GraphParams(
-            n_tokens=n_tokens,
-            n_out=n_out,
-            gtype=gtype,
-            cparams=self._cparams_of(ubatch),
-            weights_version=self.model.weights_version,
-        )
-
-    def _cparams_of(self, ubatch: Ubatch) -> CParams:
-        """What of the topology a ubatch decides."""
-        mapped = not self.store.straight(ubatch)
-        embd = ubatch.embd is not None
-        if not mapped and not embd:
-            return self._cparams
-        return replace(self._cparams, kv_map=mapped, embd_input=embd)
-
-    def _inputs(self, ubatch: Ubatch, claim: Claim, params: GraphParams) -> StepInputs:
-        plan, mapped, n = self.store.plan, params.cparams.kv_map, params.n_tokens
-        parts = self.store.rows(ubatch, claim, mapped)
-        n_caches = len(plan.caches)
-        sizes = [cache.n_cells for cache in plan.caches]
-        rows = rows_matrix(
-            n,
-            ubatch.token,
-            ubatch.pos,
-            self.store.numbers(ubatch),
-            list(zip(parts[:n_caches], sizes, strict=True)),
-            (parts[-1], plan.recurrent.n_slots) if plan.recurrent else None,
-        )
-        out_rows = np.zeros(params.n_out, np.int32)
-        out_rows[: len(ubatch.out)] = ubatch.out
-        embd = None
-        if ubatch.embd is not None:
-            embd = np.zeros((n, self.model.hp.n_embd), np.float32)
-            embd[: len(ubatch)] = ubatch.embd
-        return StepInputs(rows, out_rows, self.store.maps(mapped), embd)
-
     # --- outputs --------------------------------------------------------------------------------
 
     def logits(self, i: int = -1) -> np.ndarray:
@@ -335,6 +339,11 @@ class Context:
         """
         self._refuse_output("logits", of_embeddings=False)
         return self.outputs.row(i)
+
+    def sampled(self, i: int = -1) -> int:
+        """What the graph chose after token `i` of the last batch (negative: from its end); -1 where
+        nothing can be chosen. Raises `IndexError` if nothing was to be chosen there."""
+        return int(self.chosen.row(i)[0])
 
     def all_logits(self) -> np.ndarray:
         """Every row of logits that the last batch asked for, in its order: float32 [n, n_vocab]."""
@@ -355,6 +364,7 @@ class Context:
     def forget_outputs(self) -> None:
         """No output of an earlier batch can be asked for any more."""
         self.outputs.forget()
+        self.chosen.forget()
 
     def perf(self) -> Perf:
         """The counters, which go on counting."""
@@ -402,9 +412,14 @@ class Context:
     # --- states ---------------------------------------------------------------------------------
 
     def state_save(
-        self, seq: int | None = None, path: str | os.PathLike[str] | None = None
+        self,
+        seq: int | None = None,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        beside: Any = None,
     ) -> bytes:
-        """All that the context remembers, or one sequence, with the outputs of the last batch.
+        """All that the context remembers, or one sequence, with the outputs of the last batch, and
+        `beside`, anything that JSON can hold, such as a sampler's `state()`.
 
         With `path` it is also written to a file, which is replaced as a whole or, with a
         `StateError`, not at all. Of one sequence only the output of its last token is saved, if it
@@ -413,7 +428,7 @@ class Context:
         if path is not None and not isinstance(path, str | os.PathLike):
             raise UsageError(f"path is {path!r}, not a path")
         with self.alone():
-            data = saving.save(self, self._checked_seq(seq))
+            data = saving.save(self, self._checked_seq(seq), beside)
         if path is not None:
             write_file(path, data)
         return data
@@ -422,9 +437,10 @@ class Context:
         self,
         source: bytes | bytearray | memoryview | str | os.PathLike[str],
         seq: int | None = None,
-    ) -> None:
+    ) -> Any:
         """Go on from what `state_save` returned or wrote: of the whole context, which replaces
-        everything, or of one sequence, which becomes sequence `seq` of this context.
+        everything, or of one sequence, which becomes sequence `seq` of this context. Returns what
+        was saved `beside` it.
 
         The context may have other sizes than the one that was saved, but for the same model and
         types of K and V. The outputs are then those saved: a single sequence's last token is row 0.
@@ -436,7 +452,7 @@ class Context:
             if not isinstance(source, bytes | bytearray | memoryview | str | os.PathLike):
                 raise UsageError(f"a state is bytes or a path, not {type(source).__name__}")
             data = read_file(source) if isinstance(source, str | os.PathLike) else source
-            saving.load(self, data, number)
+            return saving.load(self, data, number)
 
     def _checked_seq(self, seq: int | None) -> int | None:
         if seq is None:

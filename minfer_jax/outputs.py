@@ -11,9 +11,10 @@ from jax import Array
 class Outputs:
     """Rows of arrays on the device, by the batch's rows that they belong to."""
 
-    def __init__(self, what: str, width: int) -> None:
-        """`what` a row is, in words, and its width."""
+    def __init__(self, what: str, width: int, dtype: type = np.float32) -> None:
+        """`what` a row is, in words, and its width and type."""
         self.width = width
+        self._dtype = dtype
         self.n_batch = 0
         """Rows of the batch, asked for or not."""
         self._what = what
@@ -30,7 +31,7 @@ class Outputs:
             self._rows[i] = (array, row)
 
     def row(self, i: int) -> np.ndarray:
-        """That of the batch's row `i` (negative: from its end): float32 [width].
+        """That of the batch's row `i` (negative: from its end): [width].
 
         Raises `IndexError` if it was not asked for.
         """
@@ -43,9 +44,9 @@ class Outputs:
         return np.asarray(array)[row]
 
     def all(self) -> np.ndarray:
-        """All that were asked for, in the batch's order: float32 [n, width]."""
+        """All that were asked for, in the batch's order: [n, width]."""
         # A vocabulary of 262k makes a megabyte a row: no copy beside the result.
-        out = np.empty((len(self._rows), self.width), np.float32)
+        out = np.empty((len(self._rows), self.width), self._dtype)
         for at, i in enumerate(self.index):
             array, row = self._rows[i]
             out[at] = np.asarray(array)[row]

@@ -36,9 +36,13 @@ class Perf:
         self.n_built += 1
         self.rebuilt_by.update(after.rebuilt_by - before.rebuilt_by)
 
+    def count_loop(self, n: int, steps: int) -> None:
+        """Of a loop of n rows that was counted as one step, so many were done."""
+        self.n_eval += n * (steps - 1)
+
     def count_step(self, gtype: GType, n: int, seconds: float) -> None:
         """A graph of this kind ran on n tokens."""
-        if gtype is GType.DECODE:
+        if gtype in (GType.DECODE, GType.DECODE_LOOP):
             self.n_eval += n
             self.eval_seconds += seconds
         else:

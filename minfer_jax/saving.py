@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,25 +15,27 @@ if TYPE_CHECKING:
     from minfer_jax.context import Context
 
 
-def save(context: Context, seq: int | None) -> bytes:
-    """All that a context remembers, or one sequence."""
+def save(context: Context, seq: int | None, beside: Any) -> bytes:
+    """All that a context remembers, or one sequence, and what else its caller wants kept."""
     context.apply_shifts()
     made = context.outputs
     index = np.array(made.index, np.int32)
     outputs = SavedOutputs(made.n_batch, index, made.all(), context.embeddings_only)
     with device_errors("a state could not be saved"):
-        return encode(collect(context.store, context.history, outputs, seq), _form(context))
+        state = replace(collect(context.store, context.history, outputs, seq), beside=beside)
+        return encode(state, _form(context))
 
 
-def load(context: Context, data: bytes | bytearray | memoryview, seq: int | None) -> None:
-    """Replace what a context remembers, or one sequence. Raises `StateError`, and nothing has
-    changed, for what is damaged, foreign or too large."""
+def load(context: Context, data: bytes | bytearray | memoryview, seq: int | None) -> Any:
+    """Replace what a context remembers, or one sequence; returns what was saved beside it. Raises
+    `StateError`, and nothing has changed, for what is damaged, foreign or too large."""
     state = decode(data, _form(context))
     prepared = prepare(context.store, state, seq)
     with context.changing_regions("a load"):
         context.store.adopt(prepared.write())
         record(context.history, state, seq)
         _take_outputs(context, state.outputs)
+    return state.beside
 
 
 def _form(context: Context) -> ModelForm:

@@ -100,13 +100,26 @@ def test_k06_every_type_of_k_and_v(tiny, name, kind):
     check_equal(continued(new), continued(context))
 
 
-def test_k06_a_seeded_sampler(tiny):
+@pytest.mark.parametrize(
+    "chain",
+    [
+        {"temp": 1.0, "repeat_penalty": 1.3},
+        {"temp": 1.0, "mirostat": 2},
+        {"dry_multiplier": 2.0, "dry_sequence_breakers": ()},
+    ],
+)
+def test_k06_a_seeded_sampler(tiny, tmp_path, chain):
+    """In the middle of a generation, with its sampler's state in the same file."""
     lm = tiny("qwen3-dense")
     context, new = lm.context(n_ctx=64), lm.context(n_ctx=64)
     feed(context, TOKENS[:20])
-    new.state_load(context.state_save())
-    samplers = [Sampler(SamplingParams(temp=1.0, seed=7), TOKENS[:20]) for _ in range(2)]
-    check_equal(continued(new, sampler=samplers[0]), continued(context, sampler=samplers[1]))
+    params = SamplingParams(seed=-1, **chain)
+    sampler, restored = Sampler(params, TOKENS[:20]), Sampler(params)
+    continued(context, 5, sampler=sampler)
+    context.state_save(path=tmp_path / "state", beside=sampler.state())
+    restored.restore(new.state_load(tmp_path / "state"))
+    assert restored.seed == sampler.seed
+    check_equal(continued(new, sampler=restored), continued(context, sampler=sampler))
 
 
 @pytest.mark.parametrize("seq", [None, 0], ids=["whole", "sequence"])

@@ -27,7 +27,7 @@ def saved(root: Path, *identity: object, kind: str = "decode", seconds_ago: int 
 
 
 def ahead_of(root: Path, *kinds: str) -> Ahead:
-    return Ahead(root, MODEL, kinds, CPU)
+    return Ahead(root, MODEL, [[kind] for kind in kinds], CPU)
 
 
 def arrived(ahead: Ahead, file: disk.GraphFile) -> jax.stages.Compiled | None:
@@ -45,6 +45,14 @@ def test_what_was_used_last_of_each_kind_is_read_ahead(tmp_path):
     assert ahead.load(last) is guess
     assert ahead.files == {prefill}
     assert ahead.load(last) is None
+
+
+def test_of_kinds_that_stand_for_each_other_only_the_last_one_is_read(tmp_path):
+    saved(tmp_path, "a", seconds_ago=9)
+    loop = saved(tmp_path, "a", kind="decode_loop")
+    prefill = saved(tmp_path, kind="prefill", seconds_ago=99)
+    ahead = Ahead(tmp_path, MODEL, [["decode", "decode_loop"], ["prefill"]], CPU)
+    assert ahead.files == {loop, prefill}
 
 
 def test_a_right_guess_counts_as_a_use(tmp_path):
@@ -109,7 +117,7 @@ root, cpu = Path(sys.argv[1]), jax.devices()[0]
 if sys.argv[2] == "with targets":
     from minfer_jax.ops.cpu.library import register_targets
     register_targets()
-ahead = Ahead(root, Path("m.gguf"), ["decode"], cpu)
+ahead = Ahead(root, Path("m.gguf"), [["decode"]], cpu)
 print([future.result() is not None for _, future in ahead._guesses.values()])
 if not ahead.files:
     from minfer_jax.ops.cpu.library import target

@@ -295,20 +295,21 @@ def test_files_used_longest_ago_go_first(tmp_path, monkeypatch):
 
 def test_the_file_that_was_used_last_is_the_newest(tmp_path):
     cpu = jax.devices()[0]
-    assert disk.newest(tmp_path, MODEL, "decode", cpu) is None
+    assert disk.newest(tmp_path, MODEL, ["decode"], cpu) is None
     old, last, prefill = place(tmp_path, "a"), place(tmp_path, "b"), place(tmp_path, kind="prefill")
     other = place(tmp_path, "a", model=Path("other.gguf"))
     for i, file in enumerate((old, last, prefill, other)):
         disk.save(file, compiled())
         age(file.path, 100 - i)
-    assert disk.newest(tmp_path, MODEL, "decode", cpu) == last
-    assert disk.newest(tmp_path, MODEL, "prefill", cpu) == prefill
+    assert disk.newest(tmp_path, MODEL, ["decode"], cpu) == last
+    assert disk.newest(tmp_path, MODEL, ["prefill"], cpu) == prefill
+    assert disk.newest(tmp_path, MODEL, ["decode", "prefill", "encode"], cpu) in (last, prefill)
     gpu = SimpleNamespace(platform="gpu")
-    assert disk.newest(tmp_path, MODEL, "decode", gpu) is None
+    assert disk.newest(tmp_path, MODEL, ["decode"], gpu) is None
     disk.load(old)
-    assert disk.newest(tmp_path, MODEL, "decode", cpu) == old
+    assert disk.newest(tmp_path, MODEL, ["decode"], cpu) == old
     (tmp_path / "file").write_text("")
-    assert disk.newest(tmp_path / "file", MODEL, "decode", cpu) is None
+    assert disk.newest(tmp_path / "file", MODEL, ["decode"], cpu) is None
 
 
 def test_files_that_others_remove_meanwhile_are_passed_over(tmp_path, monkeypatch):
@@ -324,7 +325,7 @@ def test_files_that_others_remove_meanwhile_are_passed_over(tmp_path, monkeypatc
         return status(path, **options)
 
     monkeypatch.setattr(Path, "stat", vanishing)
-    assert disk.newest(tmp_path, MODEL, "decode", jax.devices()[0]) == files[1]
+    assert disk.newest(tmp_path, MODEL, ["decode"], jax.devices()[0]) == files[1]
     monkeypatch.setattr(disk, "MAX_BYTES", files[1].path.stat().st_size)
     disk._evict(tmp_path)
     monkeypatch.undo()

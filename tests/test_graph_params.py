@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from minfer_jax.graph.params import CParams, GraphParams, GType
+from minfer_jax.sampling.in_graph import SamplerKind
 
 BASE = GraphParams(n_tokens=32, n_out=1, gtype=GType.PREFILL, cparams=CParams(n_ctx=64))
 
@@ -32,6 +33,7 @@ def test_every_field_is_part_of_the_identity():
         "kv_map": True,
         "embd_input": True,
         "embeddings": True,
+        "sampler": SamplerKind((), greedy=True, width=0, window=0, n_bias=0),
     }
     for name, value in other.items():
         cparams = dataclasses.replace(BASE.cparams, **{name: value})

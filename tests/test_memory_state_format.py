@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minfer_jax.errors import StateError
+from minfer_jax.errors import StateError, UsageError
 from minfer_jax.memory.plan import CacheSpec, MemoryPlan, RecurrentSpec
 from minfer_jax.memory.state_format import (
     SavedCache,
@@ -87,7 +87,7 @@ def sealed(fields, arrays=None):
     text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
     if arrays is None:
         arrays = DATA[N_PREFIX + struct.unpack_from("<I", DATA, 12)[0] : -N_SUM]
-    body = struct.pack("<8sIIQ", DATA[:8], 1, len(text), len(arrays)) + text + arrays
+    body = struct.pack("<8sIIQ", DATA[:8], 2, len(text), len(arrays)) + text + arrays
     return body + hashlib.blake2b(body, digest_size=N_SUM).digest()
 
 
@@ -115,12 +115,23 @@ def test_what_was_saved_is_read_back():
     assert [cache.held(s).tolist() for s in range(3)] == [[1, 1, 1, 0], [0] * 4, [1, 1, 0, 1]]
 
 
+@pytest.mark.parametrize("beside", [None, {"draws": 3, "mu": [0.25]}, ["text", 1]])
+def test_what_a_caller_puts_beside_it_comes_back(beside):
+    assert decode(encode(replace(STATE, beside=beside), FORM), FORM).beside == beside
+
+
+@pytest.mark.parametrize("beside", [{1, 2}, np.float32(1), "x" * (1 << 20)])
+def test_what_no_header_can_hold_is_refused(beside):
+    with pytest.raises(UsageError, match="beside a state"):
+        encode(replace(STATE, beside=beside), FORM)
+
+
 def test_the_layout_of_the_bytes():
     n = struct.unpack_from("<I", DATA, 12)[0]
     n_tokens, n_cells, n_rows, n_states = 4 * 3, 4 * (4 + 4 + 4), 2 * 4 * (2 * 4 + 2), 4 * 8
     n_arrays = n_tokens + n_cells + n_rows + n_states + 4 * (2 + 2 * 8)
     assert DATA[:8] == b"minfer\x9dS"
-    assert struct.unpack_from("<IIQ", DATA, 8) == (1, n, n_arrays)
+    assert struct.unpack_from("<IIQ", DATA, 8) == (2, n, n_arrays)
     assert len(DATA) == N_PREFIX + n + n_arrays + N_SUM
     assert DATA[N_PREFIX + n :][:12] == struct.pack("<3i", 7, 0, 1)
     assert hashlib.blake2b(DATA[:-N_SUM], digest_size=32).digest() == DATA[-N_SUM:]
@@ -187,7 +198,7 @@ def test_random_flips_are_noticed(flips):
     [
         (b"GGUF" + DATA[4:], FORM, "this is not a state that minfer-jax has saved"),
         (b"", FORM, "this is not a state"),
-        (DATA[:8] + b"\2" + DATA[9:], FORM, "the state is of version 2; this program reads 1"),
+        (DATA[:8] + b"\1" + DATA[9:], FORM, "the state is of version 1; this program reads 2"),
         (DATA[:12] + b"\xff\xff\xff\xff" + DATA[16:], FORM, "a header of 4294967295 bytes"),
         (DATA, replace(FORM, digest="beef"), "the state was saved with another model"),
         (

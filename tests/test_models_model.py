@@ -12,6 +12,7 @@ from minfer_jax.batch import Batch
 from minfer_jax.context import Context
 from minfer_jax.graph.compile import CompiledGraph, verify_structural
 from minfer_jax.graph.params import GType
+from minfer_jax.sampling import Sampler, SamplingParams
 
 DECODE = Batch(token=[5])
 PREFILL = Batch(token=list(range(20)))
@@ -58,6 +59,33 @@ def test_cost_of_a_step_does_not_grow_with_n_ctx(load_tiny, name, batch, kind):
         temp[n_ctx] = analysis.temp_size_in_bytes
     # A few bytes are for the loop's counters, whose layout is the compiler's.
     assert abs(temp[8192] - temp[512]) < 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "several"), [("llama-gqa-dense", False), ("gemma3-dense", True), ("jamba-dense", True)]
+)
+def test_a_loop_updates_every_region_in_place(load_tiny, name, several):
+    """They are carried from step to step: a copy would cost as much as the cache is large."""
+    n = 3 if several else 1
+    temp = {}
+    for n_ctx in (512, 8192):
+        context = load_tiny(name, exact=False).context(n_ctx=n_ctx, n_seq_max=n, kv_unified=several)
+        batch = Batch(token=[5] * n, seq_id=range(n))
+        samplers = [Sampler(SamplingParams()) for _ in range(n)]
+        assert context.decode_loop(batch, samplers, 4)[0] == 0
+        before = [region.unsafe_buffer_pointer() for region in context.store.regions()]
+        assert context.decode_loop(batch, samplers, 4)[0] == 0
+        regions = context.store.regions()
+        assert [region.unsafe_buffer_pointer() for region in regions] == before
+        executable = context.graphs.entries[0].compiled.run
+        analysis = executable.memory_analysis()
+        assert analysis.alias_size_in_bytes == sum(r.nbytes for r in regions)
+        shapes = {",".join(map(str, region.shape)) for region in regions}
+        moved = rf"= \S*\[({'|'.join(shapes)})\]\S* (copy|convert|transpose|concatenate)\("
+        assert re.findall(moved, executable.as_text()) == []
+        temp[n_ctx] = analysis.temp_size_in_bytes
+    maps = 0 if not several and name == "llama-gqa-dense" else 16 * 8192
+    assert temp[8192] - temp[512] < 4096 + maps
 
 
 STEPS = {

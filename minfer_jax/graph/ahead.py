@@ -5,7 +5,7 @@ They are guesses: what a wrong one costs is time that nobody waits for, and noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,17 @@ from minfer_jax.graph import disk
 
 
 class Ahead:
-    """What `model` used last of each kind, being loaded from the moment that this is made.
+    """What `model` used last of each group of kinds, which are used in each other's place, being
+    loaded from the moment that this is made.
 
     The interpreter's lock is free during most of it. Native targets that the executables call have
     to be registered before.
     """
 
-    def __init__(self, root: Path, model: Path, kinds: Iterable[str], device: Any) -> None:
-        newest = [disk.newest(root, model, kind, device) for kind in kinds]
+    def __init__(
+        self, root: Path, model: Path, groups: Iterable[Sequence[str]], device: Any
+    ) -> None:
+        newest = [disk.newest(root, model, kinds, device) for kinds in groups]
         files = [file for file in newest if file is not None]
         self._guesses: dict[str, tuple[disk.GraphFile, Future[jax.stages.Compiled | None]]] = {}
         if files:

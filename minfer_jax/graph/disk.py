@@ -14,6 +14,7 @@ import pickle
 import platform
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -123,12 +124,15 @@ def graph_file(
     return GraphFile(folder / name, device)
 
 
-def newest(root: Path, model: Path, kind: str, device: Any) -> GraphFile | None:
-    """The file that was used last, whatever its graph's identity; None if there is none."""
+def newest(root: Path, model: Path, kinds: Sequence[str], device: Any) -> GraphFile | None:
+    """The file of any of these kinds that was used last, whatever its graph's identity; None if
+    there is none."""
     folder = enable(root)
     if folder is None:
         return None
-    found = _files(folder, f"{_line(model, kind, device)}-*{_SUFFIX}")
+    found: dict[Path, os.stat_result] = {}
+    for kind in kinds:
+        found |= _files(folder, f"{_line(model, kind, device)}-*{_SUFFIX}")
     path = max(found, key=lambda path: found[path].st_mtime_ns, default=None)
     return None if path is None else GraphFile(path, device)
 

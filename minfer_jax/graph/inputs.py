@@ -16,6 +16,11 @@ Input = Any
 """An array: traced within a graph, numpy's when it is called, a shape and type to trace with."""
 
 
+LOOP_STEPS = 16
+"""Steps of a decode loop, at most."""
+LOOP_ENDS = 16
+
+
 class StepInputs(NamedTuple):
     """The arguments of one step."""
 
@@ -27,6 +32,19 @@ class StepInputs(NamedTuple):
     """Of each cache with mapped rows, positions and masks of its cells: int32 [1 + words, cells]"""
     embd: Input | None = None
     """The rows themselves where they are no tokens: float32 [n_tokens, n_embd]."""
+    sample: Any = None
+    """`SampleInputs` of the `n_out` rows where their tokens are chosen in the graph."""
+    loop: LoopInputs | None = None
+    """Of a decode loop, whose `rows` and `maps` have an axis of steps in front."""
+
+
+class LoopInputs(NamedTuple):
+    """When a decode loop ends."""
+
+    limit: Input
+    """Steps at most: int32 []."""
+    ends: Input
+    """Tokens that end it: int32 [LOOP_ENDS], filled up with -1."""
 
 
 class Rows(NamedTuple):

@@ -9,6 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minfer_jax.sampling.in_graph import SamplerKind
 
 
 class GType(enum.Enum):
@@ -16,6 +20,8 @@ class GType(enum.Enum):
 
     DECODE = "decode"
     """No sequence has more than one row."""
+    DECODE_LOOP = "decode_loop"
+    """Several such steps, each fed with the tokens that the one before it chose."""
     PREFILL = "prefill"
     ENCODE = "encode"
     """Rows attend to each other, and nothing is remembered."""
@@ -46,6 +52,8 @@ class CParams:
     """What comes out are the hidden states behind the last norm, not logits."""
     exact: bool = False
     """Full float32 products on every backend."""
+    sampler: SamplerKind | None = None
+    """What chooses tokens in the graph, which then come out instead of logits."""
 
 
 @dataclass(frozen=True, kw_only=True)

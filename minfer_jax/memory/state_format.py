@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from minfer_jax.errors import StateError
+from minfer_jax.errors import StateError, UsageError
 from minfer_jax.memory.plan import WORD, CacheSpec, MemoryPlan, RecurrentSpec
 
 MAGIC = b"minfer\x9dS"
-VERSION = 1
+VERSION = 2
 MAX_POSITION = (1 << 31) - 2
 
 _PREFIX = struct.Struct("<8sIIQ")
@@ -156,6 +156,8 @@ class SavedState:
     """Recurrent states: float32 [layers, k, ...] each. Read once to encode."""
     n_states: int
     outputs: SavedOutputs
+    beside: Any = None
+    """What its caller has put beside it: anything that JSON can hold."""
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -164,7 +166,12 @@ class SavedState:
 def encode(state: SavedState, form: ModelForm) -> bytes:
     """The state as bytes."""
     header = _header(state, form)
-    text = json.dumps(header, separators=(",", ":")).encode()
+    try:
+        text = json.dumps(header, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"what is to be saved beside a state is no JSON: {error}") from error
+    if len(text) > _MAX_HEADER:
+        raise UsageError(f"what is to be saved beside a state has {len(text)} bytes: too many")
     forms = _forms(_Record(header, "header"), form)
     prefix = _PREFIX.pack(MAGIC, VERSION, len(text), sum(map(_nbytes, forms)))
     checksum = hashlib.blake2b(digest_size=_SUM_BYTES)
@@ -244,6 +251,7 @@ def _header(state: SavedState, form: ModelForm) -> dict[str, Any]:
             "width": outputs.rows.shape[1],
             "embeddings": outputs.embeddings,
         },
+        "beside": state.beside,
     }
 
 
@@ -409,7 +417,15 @@ def _assembled(record: _Record, form: ModelForm, arrays: Iterator[np.ndarray]) -
     outputs = record.record("outputs")
     n_batch, embeddings = outputs.int("n_batch", 0, _MAX_ROWS), outputs.flag("embeddings")
     saved = SavedOutputs(n_batch, next(arrays), next(arrays), embeddings)
-    return SavedState(record.flag("single"), sequences, tuple(caches), states, n_states, saved)
+    return SavedState(
+        record.flag("single"),
+        sequences,
+        tuple(caches),
+        states,
+        n_states,
+        saved,
+        record.get("beside"),
+    )
 
 
 def _stream(record: _Record) -> SavedStream:

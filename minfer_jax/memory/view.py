@@ -89,7 +89,7 @@ class StatesView:
         self._index = {il: i for i, il in enumerate(spec.layers)}
         self._regions = list(regions)
         n = rows.read.shape[0]
-        self.shape = (n, 1) if gtype is GType.DECODE else (1, n)
+        self.shape = (1, n) if gtype is GType.PREFILL else (n, 1)
         """Sequences, and rows of each."""
         self.real = (rows.written < spec.n_slots).reshape(self.shape)
         """Which rows are not padding: bool [s, t]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,17 +18,22 @@ from minfer_jax.graph import disk
 from minfer_jax.graph.ahead import Ahead
 from minfer_jax.graph.cache import GraphCache, GraphEntry
 from minfer_jax.graph.compile import CompiledGraph, Step, compile_step, verify_structural
-from minfer_jax.graph.inputs import StepInputs
+from minfer_jax.graph.inputs import LOOP_ENDS, LOOP_STEPS, LoopInputs, StepInputs
 from minfer_jax.graph.params import GraphParams, GType
 from minfer_jax.memory.plan import MemoryPlan
 from minfer_jax.memory.view import MemoryView, n_fields
+from minfer_jax.models.decode_loop import decode_loop
 from minfer_jax.models.forward import ROPE_FACTORS, Forward
 from minfer_jax.models.native_forward import NativeForward
 from minfer_jax.models.packing import WeightForm
 from minfer_jax.models.registry import architecture
 from minfer_jax.models.weights import Progress, load_weights
 from minfer_jax.ops.cpu.library import register_targets
+from minfer_jax.sampling.in_graph import blank_inputs, choose
 from minfer_jax.settings import Settings
+
+_ONE_OF_EACH = ((GType.PREFILL,), (GType.DECODE, GType.DECODE_LOOP), (GType.ENCODE,))
+"""Of each of these groups of graphs, a run needs one soon: that which the last one used."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Model:
         self._forward = NativeForward if form is WeightForm.TILED else Forward
         if form is WeightForm.TILED:
             register_targets()  # before an executable that names them is loaded
-        kinds = map(self._kind, GType)
+        kinds = [[self._kind(gtype) for gtype in group] for group in _ONE_OF_EACH]
         self._ahead = Ahead(settings.xla_dir, file.path, kinds, device)  # while weights are packed
         # With a bias, a cap or a scale behind the head, its products are not yet at the distances
         # that tell a likely token from an unlikely one.
@@ -106,11 +111,20 @@ class Model:
             regions: tuple[Array, ...],
             inputs: StepInputs,
         ) -> tuple[Any, Any]:
-            memory = MemoryView(plan, regions, inputs, params.cparams, params.gtype)
             view = self.weights.view(weights)
-            forward = self._forward(self.hp, params, view, inputs, memory)
-            logits = self._family.graph(self.hp, forward)
-            return logits, memory.regions
+
+            def forward(regions: Sequence[Array], inputs: StepInputs) -> tuple[Array, Sequence]:
+                memory = MemoryView(plan, regions, inputs, params.cparams, params.gtype)
+                trace = self._forward(self.hp, params, view, inputs, memory)
+                return self._family.graph(self.hp, trace), memory.regions
+
+            kind = params.cparams.sampler
+            if kind is None:
+                return forward(regions, inputs)
+            if params.gtype is GType.DECODE_LOOP:
+                return decode_loop(forward, kind, regions, inputs)
+            logits, written = forward(regions, inputs)
+            return choose(logits, kind, inputs.sample)[:, None], written
 
         return step
 
@@ -123,11 +137,17 @@ class Model:
 
         n, cparams = params.n_tokens, params.cparams
         mapped = [cache for cache in plan.caches if cparams.kv_map or cache.window]
+        looped = params.gtype is GType.DECODE_LOOP
+        steps = (LOOP_STEPS,) if looped else ()
+        kind = cparams.sampler
+        sample = blank_inputs(kind, params.n_out) if kind else None
         return StepInputs(
-            array(n_fields(plan), n),
+            array(*steps, n_fields(plan), n),
             array(params.n_out),
-            tuple(array(1 + cache.words, cache.n_cells) for cache in mapped),
+            tuple(array(*steps, 1 + cache.words, cache.n_cells) for cache in mapped),
             array(n, self.hp.n_embd, dtype="float32") if cparams.embd_input else None,
+            jax.tree.map(lambda x: array(*x.shape, dtype=str(x.dtype)), sample),
+            LoopInputs(array(), array(LOOP_ENDS)) if looped else None,
         )
 
     def _build(self, geometry: Geometry, params: GraphParams) -> CompiledGraph:

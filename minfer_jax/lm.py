@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,14 @@ from minfer_jax.chat import ChatTemplate
 from minfer_jax.context import Context
 from minfer_jax.device import AUTO, device_errors, select_device, settle_threads
 from minfer_jax.embedding import Embedder, Text
-from minfer_jax.errors import ContextFullError, MinferError, ModelError, TemplateError, UsageError
+from minfer_jax.errors import (
+    BatchError,
+    ContextFullError,
+    MinferError,
+    ModelError,
+    TemplateError,
+    UsageError,
+)
 from minfer_jax.generate import FinishReason, GenerateStats, Generation, generate
 from minfer_jax.gguf import GGUFFile, open_gguf
 from minfer_jax.graph.cache import GraphCache, GraphCounters, trace_build
@@ -33,6 +41,9 @@ from minfer_jax.models.packing import weight_form
 from minfer_jax.models.registry import architecture
 from minfer_jax.models.weights import Progress
 from minfer_jax.sampling import Sampler, SamplingParams
+from minfer_jax.sampling.grammar import GrammarEngine, GrammarSpec, grammar_spec
+from minfer_jax.sampling.logprobs import TokenLogprobs
+from minfer_jax.sampling.vocab import SamplerVocab, sampler_vocab
 from minfer_jax.settings import Settings
 from minfer_jax.tokenizer import Tokenizer, load_tokenizer
 
@@ -48,6 +59,10 @@ class GenerateResult:
     stats: GenerateStats
     seed: int
     """The seed in use, also if one was drawn."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One for each id, if they were asked for."""
+    notes: tuple[str, ...] = ()
+    """What a grammar or schema asks for and is not enforced, a line each."""
 
 
 @dataclass(frozen=True)
@@ -216,12 +231,13 @@ class LanguageModel:
         """Token ids of a prompt: text as it is, as the user's turn in the template, or ids.
 
         Text starts with exactly one BOS if the model wants one, wherever it comes from, and never
-        ends with an EOS that the tokenizer would add: it is to be continued.
+        ends with an EOS that the tokenizer would add: it is to be continued. Raises `UsageError`,
+        `TemplateError`, and `BatchError` for what is no id of the vocabulary.
         """
         if not isinstance(prompt, str):
             if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
                 raise UsageError(f"a prompt is text or token ids, not {type(prompt).__name__}")
-            return list(prompt)
+            return _token_ids(prompt, self.model.hp.n_vocab)
         if not template:
             if system:
                 raise TemplateError("a system message needs a chat template")
@@ -248,29 +264,54 @@ class LanguageModel:
         stop: Sequence[str] | None = None,
         template: bool = False,
         system: str | None = None,
+        grammar: str | GrammarSpec | None = None,
+        json_schema: str | dict[str, Any] | bool | None = None,
+        json_object: bool = False,
+        regex: str | None = None,
+        lark: str | None = None,
+        logprobs: int | None = None,
+        in_graph: bool = True,
         abort: Callable[[], bool] = lambda: False,
         into: Generation | None = None,
         **sampling: Any,
     ) -> Iterator[str]:
         """Yield the continuation of `prompt` in whole characters.
 
-        `n` is the most tokens to generate, -1 for as many as fit. `sampling` are the fields of
-        `SamplingParams` (temp, seed, top_k...), except that temp is 0 unless given. `abort` is
-        asked between steps. `into` is filled in with ids, finish reason and timings meanwhile.
+        `n` is the most tokens to generate, -1 for as many as fit. One of `grammar` (GBNF),
+        `json_schema`, `json_object`, `regex` and `lark` says what the text has to look like.
+        `logprobs` is how many of the likeliest tokens to record with each one generated. `in_graph`
+        says whether tokens may be chosen in the graph. `sampling`
+        are the fields of `SamplingParams` (temp, seed, top_k...), except that temp is 0 unless
+        given. `abort` is asked between steps. `into` is filled in: with notes on the grammar at
+        once; with ids, finish reason, logprobs and timings meanwhile.
 
-        Raises before any compute: `ContextFullError`, `UsageError`, `TemplateError`.
+        Raises before any compute: `ContextFullError`, `UsageError`, `GrammarError`,
+        `TemplateError`; and `SamplingError` at a step that no token is left for.
         """
         params = _sampling_params(sampling)
+        spec = _grammar_spec(
+            grammar,
+            json_schema=json_schema,
+            json_object=json_object,
+            regex=regex,
+            lark=lark,
+        )
         ids = self.prompt_ids(prompt, template=template, system=system)
+        # What they need of the vocabulary is prepared once, when something first needs it.
+        constraint = None if spec is None else self._grammars.constraint(spec)
+        out = into if into is not None else Generation()
+        out.notes = () if constraint is None else constraint.notes
         pieces = generate(
             self._claim(),
             self.tokenizer,
             ids,
-            Sampler(params, ids),
+            Sampler(params, ids, vocab=self._vocab, constraint=constraint),
             n_predict=n,
             stop=() if stop is None else stop,
+            logprobs=logprobs,
+            in_graph=in_graph,
             abort=abort,
-            into=into,
+            into=out,
         )
         return self._while_current(pieces, self._calls)
 
@@ -282,16 +323,40 @@ class LanguageModel:
         stop: Sequence[str] | None = None,
         template: bool = False,
         system: str | None = None,
-        **sampling: Any,
+        logprobs: int | None = None,
+        **options: Any,
     ) -> GenerateResult:
-        """`stream` to its end, as one result."""
+        """`stream` to its end, as one result; `options` are its others."""
         out = Generation()
         pieces = self.stream(
-            prompt, n, stop=stop, template=template, system=system, into=out, **sampling
+            prompt,
+            n,
+            stop=stop,
+            template=template,
+            system=system,
+            logprobs=logprobs,
+            into=out,
+            **options,
         )
         text = "".join(pieces)
         assert out.finish_reason is not None
-        return GenerateResult(text, out.ids, out.finish_reason, out.stats, out.seed)
+        return GenerateResult(
+            text,
+            out.ids,
+            out.finish_reason,
+            out.stats,
+            out.seed,
+            logprobs=None if logprobs is None else out.logprobs,
+            notes=out.notes,
+        )
+
+    @cached_property
+    def _vocab(self) -> SamplerVocab:
+        return sampler_vocab(self.tokenizer)
+
+    @cached_property
+    def _grammars(self) -> GrammarEngine:
+        return GrammarEngine(self.tokenizer)
 
     def _claim(self) -> Context:
         """The scratch context, empty, for one more call."""
@@ -383,6 +448,28 @@ def load(
         settings=settings,
         load_seconds=LoadSeconds(opened - started, time.perf_counter() - opened),
     )
+
+
+def _token_ids(values: Iterable[Any], n_vocab: int) -> list[int]:
+    """Ids as Python's integers; `BatchError` for any other value and for ids out of range."""
+    ids = []
+    for i, value in enumerate(values):
+        number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else -1
+        if not 0 <= number < n_vocab:
+            raise BatchError(
+                f"token {i} of the prompt is {value!r}; allowed: integers from 0 to {n_vocab - 1}"
+            )
+        ids.append(number)
+    return ids
+
+
+def _grammar_spec(grammar: str | GrammarSpec | None, **others: Any) -> GrammarSpec | None:
+    """What is asked for, as `stream` takes it."""
+    if not isinstance(grammar, GrammarSpec):
+        return grammar_spec(grammar=grammar, **others)
+    if grammar_spec(**others) is not None:
+        raise UsageError("give one grammar or schema, not several")
+    return grammar
 
 
 def _sampling_params(fields: dict[str, Any]) -> SamplingParams:

@@ -20,7 +20,7 @@ class StopFilter:
             stop = [stop]
         if not isinstance(stop, Iterable):
             raise UsageError(f"stop is {stop!r}; allowed: a list of texts")
-        self._stops = [_bytes_of(s) for s in stop]
+        self.stops = [_bytes_of(s) for s in stop]
         self._held = b""
         self.stopped = False
 
@@ -29,7 +29,7 @@ class StopFilter:
         if self.stopped:
             return b""
         self._held += data
-        found = [(i + len(s), i) for s in self._stops if (i := self._held.find(s)) >= 0]
+        found = [(i + len(s), i) for s in self.stops if (i := self._held.find(s)) >= 0]
         if found:
             self.stopped = True
             _, start = min(found)
@@ -47,10 +47,10 @@ class StopFilter:
     def _first_possible_start(self) -> int:
         """Where the longest end of the held bytes lies that begins some stop string."""
         n = len(self._held)
-        longest = max((len(s) for s in self._stops), default=1) - 1
+        longest = max((len(s) for s in self.stops), default=1) - 1
         for start in range(max(0, n - longest), n):
             tail = self._held[start:]
-            if any(s.startswith(tail) for s in self._stops):
+            if any(s.startswith(tail) for s in self.stops):
                 return start
         return n
 

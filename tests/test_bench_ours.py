@@ -5,6 +5,7 @@ import pytest
 
 from minfer_jax.batch import Batch
 from minfer_jax.bench.ours import OurSide
+from minfer_jax.sampling import Sampler, SamplingParams
 
 TOKENS = list(range(3, 43))
 
@@ -32,6 +33,24 @@ def test_each_run_continues_what_was_kept(context, n_batch):
     np.testing.assert_allclose(
         got, fresh_logits(context, TOKENS[:20] + TOKENS[:8]), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("where", ["host", "loop"])
+def test_chosen_tokens_are_fed_again_on_the_host_and_in_the_graph_alike(context, where):
+    """The default chain with its own seed: both come to the same tokens, which single steps do."""
+    ours = OurSide(context).choosing(where)
+    ours.fill(TOKENS[:10])
+    assert ours.run(10, TOKENS[10:30], 1) > 0
+    fed = context.history.tokens(0)
+    assert fed[:11] == TOKENS[:11] and len(fed) == 30
+    judge = Sampler(SamplingParams())
+    for i in range(11, 30):
+        assert judge.sample(fresh_logits(context, fed[:i])) == fed[i]
+
+
+def test_without_a_way_of_choosing_it_is_the_same_side(context):
+    ours = OurSide(context)
+    assert ours.choosing("") is ours
 
 
 def test_a_batch_is_one_call_and_single_tokens_are_as_many(context):

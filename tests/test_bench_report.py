@@ -101,6 +101,21 @@ def test_csv_is_the_same_flat():
     assert line.keys() == made.keys() - {"peer"} | {f"peer_{key}" for key in made["peer"]}
 
 
+def test_a_loops_gain_is_that_over_the_host_at_the_same_size():
+    rows = [
+        row(Workload(n_gen=n, n_depth=depth, sampling=way), median_ts=ts)
+        for n, depth, way, ts in [
+            *((64, 0, "", 90.0), (64, 0, "host", 50.0), (64, 0, "loop", 75.0)),
+            *((64, 8, "host", 40.0), (64, 8, "loop", 44.0), (32, 0, "loop", 1.0)),
+        ]
+    ]
+    gains = [line for line in foot_lines(rows) if " of " in line and "x of" in line]
+    assert gains == [
+        "tg64 loop: 1.50x of tg64 host",
+        "tg64 loop @ d8: 1.10x of tg64 host @ d8",
+    ]
+
+
 def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 

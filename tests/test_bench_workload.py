@@ -11,6 +11,7 @@ from minfer_jax.bench.workload import Workload, plan, random_tokens
         (Workload(n_prompt=512), "pp512", 512, 512, 512),
         (Workload(n_gen=128), "tg128", 128, 1, 8),
         (Workload(n_gen=3), "tg3", 3, 1, 3),
+        (Workload(n_gen=3, sampling="loop"), "tg3 loop", 3, 1, 3),
         (Workload(n_prompt=512, n_depth=1024), "pp512 @ d1024", 1536, 512, 512),
         (Workload(n_gen=64, n_depth=1500), "tg64 @ d1500", 1564, 1, 8),
     ],
@@ -24,6 +25,11 @@ def test_a_workload(workload, name, n_ctx, n_batch, n_warm):
 def test_the_order_is_llama_benchs():
     names = [w.name for w in plan((128, 512), (16,), (0, 64))]
     assert names == ["pp128", "pp512", "tg16", "pp128 @ d64", "pp512 @ d64", "tg16 @ d64"]
+
+
+def test_each_generation_in_every_way_of_choosing():
+    names = [w.name for w in plan((128,), (16, 8), (0,), sampling=("", "host"))]
+    assert names == ["pp128", "tg16", "tg16 host", "tg8", "tg8 host"]
 
 
 def test_0_stands_for_no_test():

@@ -80,6 +80,7 @@ def test_defaults_are_the_documented_ones(request_of):
     assert (request.n_predict, request.n_ctx, request.n_ubatch) == (512, 2048, 512)
     assert (request.model, request.device, request.flash_attn) == (None, "auto", "auto")
     assert (request.stop, request.system) == ([], "")
+    assert (request.grammar, request.logprobs) == (None, None)
     assert not (request.no_template or request.exact or request.json)
 
 
@@ -100,17 +101,13 @@ def test_defaults_are_the_documented_ones(request_of):
         (["--exact"], "exact", True),
         (["--device", "cpu"], "device", "cpu"),
         (["--json"], "json", True),
+        (["-lp", "3"], "logprobs", 3),
+        (["--temp", "0"], "sampling", SamplingParams(temp=0.0)),
     ],
 )
 def test_flags_reach_the_request(argv, field, value, request_of):
     request, _ = request_of("hi", *argv)
     assert getattr(request, field) == value
-
-
-@pytest.mark.parametrize("field", SamplingParams.__dataclass_fields__)
-def test_sampling_flags_reach_the_request(field, request_of):
-    request, _ = request_of("hi", f"--{field.replace('_', '-')}", "3")
-    assert request.sampling == SamplingParams(**{field: 3})
 
 
 @pytest.mark.parametrize("argv", [["hi"], ["-p", "hi"], ["--prompt", "hi"]])

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -235,6 +236,7 @@ def test_the_flags_of_a_sweeps_processes():
         {"profile": True, "n_depth": (0, 9)},
         *({"sweep": sweep, "values": (1, 2)} for sweep in ("threads", "ubatch", "depth")),
         {"threads": 2, "n_prompt": (0,), "peer": "llama.cpp"},
+        {"sampling": True, "n_gen": (5,)},
     ],
 )
 def test_the_flags_that_are_reported_ask_for_the_same(changes, request_of):
@@ -256,6 +258,28 @@ def test_the_table_and_what_stands_round_it(bench):
     lines = foot.splitlines()
     assert lines[0].startswith("peak memory: ") and " 0 evicted" in lines[1]
     assert [line.split(",")[0] for line in lines[2:]] == ["tg2", "tg2 @ d8"]
+
+
+def test_choosing_on_the_host_and_in_the_graph_are_tests_of_their_own(bench):
+    result = bench("--sampling")
+    assert (result.code, result.err) == (0, "")
+    _, table, foot = result.out.split("\n\n")
+    names = [line.split("|")[-4].strip() for line in table.splitlines()[2:]]
+    assert names == ["pp4", "tg2", "tg2 host", "tg2 loop"]
+    assert re.search(r"^tg2 loop: \d+\.\d\dx of tg2 host$", foot, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"profile": True}, "--profile looks at the decode step alone: leave --sampling out"),
+        ({"peer": "llama.cpp"}, "--sampling compares two ways of ours: leave --peer out"),
+        ({"n_gen": (0,)}, "--sampling measures generation: give -n"),
+    ],
+)
+def test_choosing_tokens_where_there_is_nothing_to_choose(changes, message):
+    with pytest.raises(UsageError, match=message):
+        request(sampling=True, **changes)
 
 
 def test_json_is_a_list_with_every_figure(bench):
@@ -417,7 +441,8 @@ ROW = {
     **{"build_commit": "1", "jax_version": "2", "jaxlib_version": "3", "flags": "child's"},
     **{"model_filename": "m", "model_type": "llama 1M F32", "model_size": 1, "n_ubatch": 512},
     **{"model_n_params": 1, "type_k": "f16", "type_v": "f16", "exact": False},
-    **{"n_prompt": 4, "n_gen": 0, "n_depth": 0, "graphs_built": 1, "graphs_evicted": 0},
+    **{"n_prompt": 4, "n_gen": 0, "n_depth": 0, "sampling": ""},
+    **{"graphs_built": 1, "graphs_evicted": 0},
     **{"avg_ts": 5.0, "stddev_ts": 1.0, "median_ts": 5.0, "compile_s": 0.5},
 }
 

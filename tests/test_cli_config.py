@@ -29,7 +29,7 @@ def request_of(monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("n_predicted = 1", "unknown key 'n_predicted'; known: device, exact, file,"),
+        ("n_predicted = 1", "unknown key 'n_predicted'; known: adaptive_decay, "),
         ("debug = true", "unknown key 'debug'"),
         ("[generate]\nn_predict = 1", "unknown key 'generate'"),
         ("n_predict = 'many'", "n_predict is 'many'; allowed: an integer"),
@@ -42,6 +42,10 @@ def request_of(monkeypatch, capfd):
         ("stop = 'x'", "stop is 'x'; allowed: a list of strings"),
         ("stop = ['x', 1]", "stop is ['x', 1]; allowed: a list of strings"),
         ("model = 3", "model is 3; allowed: a string"),
+        ("threads = '3'", "threads is '3'; allowed: an integer"),
+        ("logprobs = 1.5", "logprobs is 1.5; allowed: an integer"),
+        ("logit_bias = ['1+1', 2]", "allowed: a list of strings"),
+        ("help = true", "unknown key 'help'"),
         ("json = 'no'", "json is 'no'; allowed: true or false"),
         ("n_predict =", "not valid TOML"),
         (b"# \xff", "not valid TOML"),
@@ -79,6 +83,11 @@ def test_the_file_gives_values_and_flags_win(config, request_of):
     assert request_of("hi", *flags, "-n", "512")[0].n_predict == 512
 
 
+def test_numbers_that_have_no_default(config, request_of):
+    request, _ = request_of("hi", *config("threads = 3\nlogprobs = 2"))
+    assert (request.threads, request.logprobs) == (3, 2)
+
+
 def test_a_prompt_in_the_file_gives_way(config, request_of, tmp_path):
     (tmp_path / "prompt.txt").write_text("from -f")
     flags = config("prompt = 'from the file'")
@@ -99,6 +108,9 @@ def test_the_documented_file_has_every_key(config, capfd):
     error = run_cli(capfd, "generate", "hi", *config("no_such_key = 1")).error
     keys = set(error.partition("known: ")[2].split(", "))
     written = set(tomllib.loads(CONFIG.read_text()))
-    without_default = {"model", "prompt", "file", "threads", "type_k", "type_v"}
+    without_default = {
+        *("model", "prompt", "file", "threads", "type_k", "type_v", "sampler_seq", "logprobs"),
+        *("grammar", "grammar_file", "json_schema", "json_schema_file", "regex", "lark"),
+    }
     assert len(keys) > 20 and keys - written == without_default
     assert all(f"# {key} = " in CONFIG.read_text() for key in without_default)

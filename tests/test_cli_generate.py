@@ -23,6 +23,7 @@ REPORT = [
     rf" \+ (compile|load) {FIGURE} \+ prefill {FIGURE} \+ rest {FIGURE}",
     r"Graphs: \d+ built \(\d+ of them from disk\), \d+ reused, \d+ evicted; built for: .*",
     r"Memory: \d+\.\d MiB, K f16 and V f16, 22\.5 KiB a token",
+    r"Sampling: (greedy|top_k, top_p, min_p, temperature)(; in the graph)?",
     r"Device: cpu; seed \d+; stopped by (stop|length|abort)",
 ]
 
@@ -69,7 +70,7 @@ def test_json_has_the_text_and_every_figure(generate):
     assert (report["n_ctx"], report["seed"], report["device"]) == (256, 42, "cpu")
     assert len(report["ids"]) == 5 and report["n_prompt"] == 37
     graphs = report["graphs"]
-    assert (graphs["built"], graphs["reused"], graphs["evicted"]) == (2, 3, 0)
+    assert (graphs["built"], graphs["evicted"]) == (2, 0)
     times = ("prefill_s", "decode_s", "ttft_s", "load_s", "build_s", "prefill_tps", "decode_tps")
     assert all(report[name] > 0 for name in times)
     stages = report["stages"]
@@ -77,6 +78,16 @@ def test_json_has_the_text_and_every_figure(generate):
     assert sum(stages[name] for name in inner) == pytest.approx(report["ttft_s"], abs=1e-3)
     outer = set(stages) - set(inner)
     assert outer == {"start", "open", "import", "pack", "tokenizer"}
+
+
+def test_tokens_chosen_in_the_graph_and_on_the_host_are_the_same(generate):
+    argv = ("Tell me a story.", "--json", "-n", "30", "--repeat-penalty", "1.1")
+    graph, host = (
+        json.loads(generate(*argv, flag).out) for flag in ("-bs", "--no-backend-sampling")
+    )
+    assert (graph["in_graph"], host["in_graph"]) == (True, False)
+    assert graph["ids"] == host["ids"] and len(host["ids"]) == 30
+    assert set(graph["graphs"]["rebuilt_by"]) > {"gtype", "sampler"}
 
 
 @pytest.mark.slow
@@ -92,6 +103,54 @@ def test_without_the_template_the_prompt_is_continued_up_to_a_stop_string(genera
     argv = ("--no-template", "--temp", "0", "-n", "8", "--json")
     report = json.loads(generate("The capital of France is", *argv, "--stop", "ris").out)
     assert (report["text"], report["finish_reason"], report["n_prompt"]) == (" Pa", "stop", 5)
+
+
+def test_s04_a_drawn_seed_is_told_and_gives_the_same_again(generate):
+    argv = ("Tell me a story.", "--json", "-n", "8", "--temp", "1.5", "--seed")
+    first, second = (json.loads(generate(*argv, "-1").out) for _ in range(2))
+    assert first["seed"] != second["seed"] and first["ids"] != second["ids"]
+    assert json.loads(generate(*argv, str(first["seed"])).out)["ids"] == first["ids"]
+
+
+def test_samplers_and_log_probabilities_in_json(generate):
+    argv = (QUESTION, "--temp", "0", "-n", "2", "--samplers", "temperature;top_k")
+    report = json.loads(generate(*argv, "--json", "-lp", "2").out)
+    assert (report["samplers"], report["grammar"]) == (["temperature", "top_k"], None)
+    assert [entry["id"] for entry in report["logprobs"]] == report["ids"]
+    assert [entry["text"] for entry in report["logprobs"]] == ["The", " capital"]
+    for entry in report["logprobs"]:
+        assert len(entry["top"]) == 2 and entry["top"][0]["id"] == entry["id"]
+        assert 0 >= entry["logprob"] == entry["top"][0]["logprob"] > entry["top"][1]["logprob"]
+    assert "logprobs" not in json.loads(generate(*argv, "--json").out)
+
+
+def test_log_probabilities_come_before_the_report(generate):
+    lines = generate(QUESTION, "--temp", "0", "-n", "2", "-lp", "1").err.splitlines()
+    for line, text in zip(lines, ("The", " capital"), strict=False):
+        found = re.fullmatch(rf"Logprob: (-{FIGURE}) \d+ '{text}'; likeliest: '{text}' (.*)", line)
+        assert found and found[1] == found[2]
+    assert_report(lines[2:])
+
+
+def test_a_schema_is_followed_and_what_is_not_enforced_is_said(generate):
+    schema = {"type": "array", "items": {"enum": [7]}, "minItems": 2, "maxItems": 2}
+    argv = (QUESTION, "-n", "20", "--temp", "1", "-j")
+    result = generate(*argv, json.dumps(schema))
+    assert result.code == 0 and json.loads(result.out) == [7, 7]
+    assert result.err.splitlines()[-2].endswith("; grammar: json_schema")
+    argv = (*argv, json.dumps({**schema, "uniqueItems": True}))
+    result = generate(*argv)
+    assert result.err.splitlines()[0].startswith("note: ")
+    assert "uniqueItems" in result.err.splitlines()[0]
+    (noted,) = json.loads(generate(*argv, "--json").out)["notes"]
+    assert result.err.splitlines()[0] == f"note: {noted}"
+
+
+def test_a_dead_end_leaves_a_valid_beginning(generate):
+    """The one token that the grammar wants next is ruled out."""
+    result = generate(QUESTION, "--grammar", 'root ::= "ab" <[5]>', "-l", "5-inf")
+    assert (result.code, result.out) == (1, "ab\n")
+    assert "no token is possible" in result.error
 
 
 def test_a_second_run_traces_and_compiles_nothing(generate, monkeypatch):
@@ -144,6 +203,8 @@ def test_a_prompt_longer_than_the_context(generate, tmp_path):
     [
         (["", "--no-template"], "the prompt is empty"),
         (["-c", "99999999", "hi"], "n_ctx is 99999999"),
+        (["-l", "49152+1", "hi"], "49152"),
+        (["--grammar", "root ::= <nothing>", "hi"], "nothing"),
         (["-c", "16000000", "hi"], "GiB"),
         (["--device", "gpu", "hi"], "--device gpu: jax finds no such device here"),
         (["--device", "nonsense", "hi"], "--device nonsense: jax finds no such device here"),

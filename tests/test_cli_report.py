@@ -8,12 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_cli_request import make_request
 
 from minfer_jax.cli.report import FirstToken, RunReport
 from minfer_jax.generate import GenerateStats, Generation
 from minfer_jax.graph.cache import GraphCounters
 from minfer_jax.lm import LoadSeconds
 from minfer_jax.memory.plan import CacheSpec, MemoryPlan
+from minfer_jax.sampling import SamplingParams
+from minfer_jax.sampling.logprobs import TokenLogprobs, TopLogprob
 
 STATS = GenerateStats(
     n_prompt=40,
@@ -67,11 +70,22 @@ def report(
     stats: GenerateStats = STATS,
     counters: GraphCounters = COUNTERS,
     before: Mapping[str, float] = BEFORE,
+    logprobs: list[TokenLogprobs] | None = None,
+    **asked: Any,
 ) -> RunReport:
     lm = model(counters)
-    run = Generation(ids=[1, 2], finish_reason="stop", seed=42, stats=stats)
+    run = Generation(
+        ids=[1, 2], finish_reason="stop", seed=42, stats=stats, logprobs=logprobs or []
+    )
     stages = FirstToken(lm, run, before).stages()
-    return RunReport(lm=lm, run=run, text="Füchslein 🦊", stages=stages)
+    request = make_request(logprobs=None if logprobs is None else 2, **asked)
+    return RunReport(lm=lm, request=request, run=run, text="Füchslein 🦊", stages=stages)
+
+
+LOGPROBS = [
+    TokenLogprobs(9, " \n", -0.5, [TopLogprob(9, " \n", -0.5), TopLogprob(7, "a", -1.25)]),
+    TokenLogprobs(3, "x", float("-inf"), [TopLogprob(7, "a", -0.125)]),
+]
 
 
 def test_lines_go_to_stderr(capfd):
@@ -87,6 +101,7 @@ def test_lines_go_to_stderr(capfd):
         " built for: first 1, n_tokens 1",
         # 2 layers x 2 heads x (68 + 128) bytes
         "Memory: 1.5 MiB, K q8_0 and V f16, 0.8 KiB a token",
+        "Sampling: top_k, top_p, min_p, temperature",
         "Device: cpu; seed 42; stopped by stop",
     ]
 
@@ -102,6 +117,19 @@ def test_json_is_one_object_on_stdout(capfd):
         "ids": [1, 2],
         "finish_reason": "stop",
         "seed": 42,
+        "samplers": [
+            "penalties",
+            "dry",
+            "top_n_sigma",
+            "top_k",
+            "typ_p",
+            "top_p",
+            "min_p",
+            "xtc",
+            "temperature",
+        ],
+        "in_graph": False,
+        "grammar": None,
         "n_ctx": 2048,
         "memory": {
             "type_k": "q8_0",
@@ -161,6 +189,52 @@ def test_graphs_of_later_tokens_are_left_out():
     counters.built, counters.trace_seconds, counters.compile_seconds = 2, 0.25, 1.0
     first.watch()
     assert first.stages() == {"trace": 0.0, "load": 0.75, "prefill": 0.5, "rest": 1.25}
+
+
+def test_samplers_that_are_off_are_left_out_and_a_grammar_is_named():
+    grammar = SimpleNamespace(kind="gbnf")
+    asked = {"samplers": ("penalties", "top_k", "temperature"), "presence_penalty": 1.0}
+    made = report(sampling=SamplingParams(temp=0.0, **asked), grammar=grammar)
+    assert made.lines()[-2] == "Sampling: penalties, greedy; grammar: gbnf"
+    assert made.as_dict()["samplers"] == list(asked["samplers"])
+    assert made.as_dict()["grammar"] == "gbnf"
+    made = report(sampling=SamplingParams(temp=0.0, logit_bias=((1, 2.0),)))
+    assert made.lines()[-2] == "Sampling: logit_bias, greedy"
+    made.run.in_graph = True
+    assert made.lines()[-2] == "Sampling: logit_bias, greedy; in the graph"
+    assert made.as_dict()["in_graph"] is True
+
+
+def test_logprobs_are_a_line_a_token():
+    lines = report(logprobs=LOGPROBS).lines()
+    assert lines[:2] == [
+        "Logprob: -0.5000 9 ' \\n'; likeliest: ' \\n' -0.5000, 'a' -1.2500",
+        "Logprob: -inf 3 'x'; likeliest: 'a' -0.1250",
+    ]
+    assert lines[2:] == report().lines()
+
+
+def test_notes_on_the_grammar_in_json():
+    made = report()
+    assert "notes" not in made.as_dict()
+    made.run.notes = ("a note",)
+    assert made.as_dict()["notes"] == ["a note"]
+
+
+def test_logprobs_in_json():
+    assert "logprobs" not in report().as_dict()
+    assert report(logprobs=[]).as_dict()["logprobs"] == []
+    first, second = json.loads(json.dumps(report(logprobs=LOGPROBS).as_dict()))["logprobs"]
+    assert first == {
+        "id": 9,
+        "text": " \n",
+        "logprob": -0.5,
+        "top": [
+            {"id": 9, "text": " \n", "logprob": -0.5},
+            {"id": 7, "text": "a", "logprob": -1.25},
+        ],
+    }
+    assert second["logprob"] is None
 
 
 def test_an_unknown_start_of_the_process_is_said():

@@ -37,6 +37,8 @@ def make_request(**changes: Any) -> Request:
         ({"n_ctx": -1}, "-c/--n-ctx is -1; allowed: 0 or more"),
         ({"n_ubatch": 0}, "-ub/--n-ubatch is 0; allowed: 1 or more"),
         ({"flash_attn": "yes"}, "--flash-attn is 'yes'; allowed: on, off, auto"),
+        ({"logprobs": -1}, "logprobs is -1; allowed: integers from 0 to 1024"),
+        ({"logprobs": 1025}, "logprobs is 1025"),
         ({"stop": ["a", ""]}, "--stop is empty"),
         ({"stop": ["a\udcff"]}, "the text of --stop is not UTF-8 at byte 1"),
         ({"system": "\udcff"}, "the text of --system is not UTF-8 at byte 0"),
@@ -49,7 +51,8 @@ def test_refused(changes, words):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"n_predict": -1}, {"n_predict": 0}, {"n_ctx": 0}, {"n_ubatch": 1}]
+    "changes",
+    [{"n_predict": -1}, {"n_predict": 0}, {"n_ctx": 0}, {"n_ubatch": 1}, {"logprobs": 0}],
 )
 def test_limits_are_allowed(changes):
     make_request(**changes)

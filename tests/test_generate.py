@@ -5,14 +5,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from minfer_jax import generate as generate_module
 from minfer_jax.batch import Batch
-from minfer_jax.errors import ContextFullError, UsageError
-from minfer_jax.generate import Generation, generate
+from minfer_jax.errors import ContextFullError, SamplingError, UsageError
+from minfer_jax.generate import Generation
 from minfer_jax.sampling import Sampler, SamplingParams
 
 END, OTHER_END = 0, 1
 N_VOCAB = 64
 PROMPT = [60, 61, 62]
+
+
+def generate(*args, in_graph=False, **options):
+    """A scripted context has no graphs; real models choose in theirs, too, further below."""
+    return generate_module.generate(*args, in_graph=in_graph, **options)
 
 
 class Clock:
@@ -72,12 +78,14 @@ class ScriptedContext:
 
 class ScriptedTokenizer:
     eog = frozenset([END, OTHER_END])
+    n_vocab = N_VOCAB
 
     def __init__(self, pieces):
         self.pieces = pieces
 
     def piece(self, token_id, special=True):
-        assert special is False
+        if special:  # as the log-probabilities spell tokens
+            return self.pieces.get(token_id, b"<%d>" % token_id)
         assert token_id not in self.eog
         return self.pieces[token_id]
 
@@ -344,11 +352,196 @@ def test_the_sampler_sees_each_token_it_chose():
     assert "".join(generate(context, tokenizer, PROMPT, sampler, n_predict=4)) == "2345"
 
 
+# Grammars
+
+
+class ScriptedConstraint:
+    """Allows one set of tokens after the other, and is complete after the last one.
+
+    `events` holds what it was asked, in order.
+    """
+
+    def __init__(self, *sets):
+        self.sets = list(sets)
+        self.accepted = []
+        self.events = []
+
+    def prepare(self):
+        self.events.append("prepare")
+
+    def allowed(self):
+        self.events.append("allowed")
+        mask = np.zeros(N_VOCAB, bool)
+        mask[list(self.sets[len(self.accepted)])] = True
+        return mask
+
+    def accept(self, token):
+        assert token in self.sets[len(self.accepted)]
+        self.accepted.append(token)
+
+    @property
+    def finished(self):
+        return len(self.accepted) == len(self.sets)
+
+
+def constrained(*sets, n_predict=-1, n_ctx=64):
+    """Runs to the end; the context, the constraint, what was generated and the text."""
+    constraint = ScriptedConstraint(*sets)
+    context = ScriptedContext([2, 3, 4, 5, 6], n_ctx=n_ctx)
+    decode = context.decode
+
+    def recorded(batch, **options):
+        constraint.events.append(f"decode {len(batch.token)}")
+        return decode(batch, **options)
+
+    context.decode = recorded
+    sampler = Sampler(SamplingParams(temp=0.0), constraint=constraint)
+    tokenizer = ScriptedTokenizer({i: b"%c" % (ord("a") + i) for i in range(2, 20)})
+    out = Generation()
+    pieces = generate(context, tokenizer, PROMPT, sampler, n_predict=n_predict, into=out)
+    return SimpleNamespace(context=context, constraint=constraint, out=out, text="".join(pieces))
+
+
+def test_only_what_the_grammar_allows_is_chosen():
+    """The model would say cdefg."""
+    run = constrained({2, 9}, {7, 8}, {4, END}, {END, OTHER_END})
+    assert (run.text, run.out.finish_reason) == ("che", "stop")
+    assert run.constraint.accepted == [*run.out.ids, END]
+
+
+def test_a_complete_grammar_stops_without_an_end_token_and_without_a_forward():
+    run = constrained({7}, {8})
+    assert (run.text, run.out.ids, run.out.finish_reason) == ("hi", [7, 8], "stop")
+    assert run.context.decoded == [PROMPT, [7]]
+
+
+def test_a_grammar_that_only_its_mask_shows_to_be_complete():
+    """The model has no end token to choose, and would be at a dead end."""
+
+    class Late(ScriptedConstraint):
+        @property
+        def finished(self):
+            return self.events[-1:] == ["prepare"] and super().finished
+
+    constraint, context, out = Late({7}), ScriptedContext([2, 3]), Generation()
+    sampler = Sampler(SamplingParams(temp=0.0), constraint=constraint)
+    pieces = generate(context, ScriptedTokenizer({7: b"h"}), PROMPT, sampler, n_predict=9, into=out)
+    assert ("".join(pieces), out.finish_reason) == ("h", "stop")
+    assert context.decoded == [PROMPT, [7]]
+
+
+def test_a_complete_grammar_as_the_context_is_full_is_a_stop():
+    run = constrained({7}, {8}, n_ctx=4)
+    assert (run.text, run.out.finish_reason) == ("hi", "stop")
+    assert run.context.decoded == [PROMPT, [7]]
+
+
+def test_a_grammar_of_nothing_stops_at_once():
+    run = constrained()
+    assert (run.text, run.out.finish_reason, run.context.decoded) == ("", "stop", [PROMPT])
+
+
+@pytest.mark.parametrize(("n_predict", "reason"), [(0, "length"), (1, "length"), (2, "stop")])
+def test_complete_with_the_last_token_allowed_is_a_stop(n_predict, reason):
+    run = constrained({7}, {8}, n_predict=n_predict)
+    assert (run.text, run.out.finish_reason) == ("hi"[:n_predict], reason)
+
+
+def test_the_mask_is_prepared_beside_each_forward():
+    run = constrained({7}, {8}, {9})
+    assert run.constraint.events == [
+        *("prepare", "decode 3", "allowed"),
+        *("prepare", "decode 1", "allowed"),
+        *("prepare", "decode 1", "allowed"),
+    ]
+
+
+def test_a_dead_end_is_loud_and_what_came_before_it_is_out():
+    constraint = ScriptedConstraint({7}, set())
+    context = ScriptedContext([2, 3])
+    sampler = Sampler(SamplingParams(temp=0.0), constraint=constraint)
+    out = Generation()
+    pieces = generate(context, ScriptedTokenizer({7: b"h"}), PROMPT, sampler, n_predict=9, into=out)
+    assert next(pieces) == "h"
+    with pytest.raises(SamplingError):
+        next(pieces)
+    assert (out.ids, out.finish_reason) == ([7], None)
+
+
+def test_a_dead_end_lets_held_text_go_first():
+    """But no part of a character: U+FFFD is not what the grammar allowed."""
+    sampler = Sampler(SamplingParams(temp=0.0), constraint=ScriptedConstraint({7}, {8}, set()))
+    tokenizer = ScriptedTokenizer({7: b"x", 8: b"#\xf0\x9f"})
+    context = ScriptedContext([2, 3, 4])
+    pieces = generate(context, tokenizer, PROMPT, sampler, n_predict=9, stop=["#\U0001f600"])
+    assert [next(pieces), next(pieces)] == ["x", "#"]
+    with pytest.raises(SamplingError):
+        next(pieces)
+
+
+# Log-probabilities
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_s10_log_probabilities_at_temperature_0(n):
+    """Logits are 0 but for one of 1: the script's."""
+    context = ScriptedContext([2, 3, END])
+    out = Generation()
+    sampler = Sampler(SamplingParams(temp=0.0))
+    tokenizer = ScriptedTokenizer({2: b"a", 3: b"\xf0\x9f"})
+    pieces = generate(context, tokenizer, PROMPT, sampler, n_predict=9, logprobs=n, into=out)
+    "".join(pieces)
+    scale = np.log(np.e + N_VOCAB - 1)
+    assert [(e.id, e.text) for e in out.logprobs] == [(2, "a"), (3, "\ufffd")]
+    assert [e.logprob for e in out.logprobs] == pytest.approx([1 - scale] * 2, abs=1e-12)
+    for entry, others in zip(out.logprobs, ([0, 1], [0, 1]), strict=True):
+        assert [i for i, *_ in entry.top] == [entry.id, *others][: max(n, 1)]
+        assert [value for *_, value in entry.top[1:]] == pytest.approx([-scale] * (n - 1))
+    if n == 3:
+        assert out.logprobs[0].top[1:] == [(0, "<0>", -scale), (1, "<1>", -scale)]
+
+
+def test_log_probabilities_are_of_the_raw_logits():
+    """A bias makes the choice, and the temperature is high."""
+    params = SamplingParams(temp=0.0, logit_bias={5: 9.0})
+    context, out = ScriptedContext([2, 3]), Generation()
+    tokenizer = ScriptedTokenizer({5: b"x"})
+    list(generate(context, tokenizer, PROMPT, Sampler(params), n_predict=1, logprobs=2, into=out))
+    (entry,) = out.logprobs
+    scale = np.log(np.e + N_VOCAB - 1)
+    assert (entry.id, entry.logprob) == (5, pytest.approx(-scale))
+    assert [i for i, *_ in entry.top] == [2, 0, 5]
+
+
+def test_rows_of_logits_without_a_token_have_no_text():
+    context, out = ScriptedContext([2, END]), Generation()
+    tokenizer = ScriptedTokenizer({2: b"a"})
+    tokenizer.n_vocab = N_VOCAB - 1
+    sampler = Sampler(SamplingParams(temp=0.0))
+    list(generate(context, tokenizer, PROMPT, sampler, n_predict=9, logprobs=64, into=out))
+    assert [text for _, text, _ in out.logprobs[0].top][-2:] == ["<62>", ""]
+
+
+def test_no_log_probabilities_unless_asked():
+    assert Run(["a", None]).out.logprobs == []
+
+
+@pytest.mark.parametrize("n", [-1, 1025, True, 1.5])
+def test_a_bad_number_of_log_probabilities_is_refused_before_any_compute(n):
+    context = ScriptedContext([2])
+    sampler = Sampler(SamplingParams())
+    with pytest.raises(UsageError, match="logprobs is"):
+        generate(context, ScriptedTokenizer({}), PROMPT, sampler, n_predict=1, logprobs=n)
+    assert context.decoded == []
+
+
 # A real model
 
 
 class Digits:
     """Any id is its number and a space; none ends a generation unless told."""
+
+    n_vocab = 128
 
     def __init__(self, eog=()):
         self.eog = frozenset(eog)
@@ -374,17 +567,18 @@ def tiny_ids(tiny):
     return ids[len(TINY_PROMPT) :]
 
 
-def run_tiny(tiny, prompt=TINY_PROMPT, eog=(), context=None, **options):
+def run_tiny(tiny, prompt=TINY_PROMPT, eog=(), context=None, sampling=None, **options):
     out = Generation()
     context = context or tiny.context(n_ctx=40)
-    sampler = Sampler(SamplingParams(temp=0.0))
+    sampler = Sampler(SamplingParams(**(sampling or {"temp": 0.0})), prompt)
     text = "".join(generate(context, Digits(eog), prompt, sampler, into=out, **options))
     return text, out, context
 
 
-def test_greedy_is_the_argmax_of_the_whole_sequences_logits(tiny, tiny_ids):
+@pytest.mark.parametrize("in_graph", [False, True], ids=["host", "graph"])
+def test_greedy_is_the_argmax_of_the_whole_sequences_logits(tiny, tiny_ids, in_graph):
     assert len(set(tiny_ids)) > 2
-    text, out, context = run_tiny(tiny, n_predict=12)
+    text, out, context = run_tiny(tiny, n_predict=12, in_graph=in_graph)
     assert out.ids == tiny_ids
     assert text == "".join(f"{i} " for i in tiny_ids)
     assert (context.perf().n_p_eval, context.perf().n_eval) == (8, 11)
@@ -392,22 +586,42 @@ def test_greedy_is_the_argmax_of_the_whole_sequences_logits(tiny, tiny_ids):
     assert out.stats.build_s == context.perf().build_seconds
 
 
-def test_a_continued_context_goes_on_where_it_was(tiny, tiny_ids):
-    _, _, context = run_tiny(tiny, n_predict=5)
-    _, out, _ = run_tiny(tiny, prompt=[tiny_ids[4]], context=context, n_predict=7)
+@pytest.mark.parametrize("in_graph", [False, True], ids=["host", "graph"])
+def test_a_continued_context_goes_on_where_it_was(tiny, tiny_ids, in_graph):
+    _, _, context = run_tiny(tiny, n_predict=5, in_graph=in_graph)
+    _, out, _ = run_tiny(
+        tiny, prompt=[tiny_ids[4]], context=context, n_predict=7, in_graph=in_graph
+    )
     assert out.ids == tiny_ids[5:]
 
 
-def test_an_end_token_of_a_real_model(tiny, tiny_ids):
+def test_s04_requests_beside_each_other_draw_what_they_draw_alone(tiny):
+    """Two generations in contexts of their own, a token of one and a token of the other."""
+
+    def start(seed):
+        sampler = Sampler(SamplingParams(temp=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=seed))
+        context = tiny.context(n_ctx=40)
+        return generate(context, Digits(), TINY_PROMPT, sampler, n_predict=12)
+
+    alone = [list(start(seed)) for seed in (42, 0)]
+    assert alone[0] != alone[1] and alone == [list(start(seed)) for seed in (42, 0)]
+    beside = [list(pair) for pair in zip(*zip(start(42), start(0), strict=True), strict=True)]
+    assert beside == alone
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["host", "graph"])
+def test_an_end_token_of_a_real_model(tiny, tiny_ids, in_graph):
     end = tiny_ids[5]
-    _, out, context = run_tiny(tiny, eog=[end], n_predict=12)
+    _, out, context = run_tiny(tiny, eog=[end], n_predict=12, in_graph=in_graph)
     n = tiny_ids.index(end)
     assert (out.ids, out.finish_reason) == (tiny_ids[:n], "stop")
     assert (context.perf().n_p_eval, context.perf().n_eval) == (8, n)
 
 
-def test_a_real_context_is_filled_to_its_end(tiny, tiny_ids):
-    _, out, context = run_tiny(tiny, context=tiny.context(n_ctx=16), n_predict=-1)
+@pytest.mark.parametrize("in_graph", [False, True], ids=["host", "graph"])
+def test_a_real_context_is_filled_to_its_end(tiny, tiny_ids, in_graph):
+    context = tiny.context(n_ctx=16)
+    _, out, _ = run_tiny(tiny, context=context, n_predict=-1, in_graph=in_graph)
     assert (out.ids, out.finish_reason) == (tiny_ids[:9], "length")
     assert context.memory.n_past() == context.n_ctx_seq
     assert context.decode(Batch(token=[1])) == 1

@@ -2,7 +2,9 @@
 
 import gc
 import inspect
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from tiny_models import golden
 import minfer_jax as mj
 from minfer_jax.generate import Generation
 from minfer_jax.lm import LanguageModel, load
+from minfer_jax.sampling.grammar import grammar_spec
 from minfer_jax.settings import Settings
 from minfer_jax.tokenizer import from_metadata
 
@@ -82,6 +85,132 @@ def test_stop_string(lm):
 def test_a_drawn_seed_reproduces(lm):
     first = lm.generate(PROMPT, n=8, temp=1.5, seed=-1)
     assert lm.generate(PROMPT, n=8, temp=1.5, seed=first.seed).ids == first.ids
+
+
+HOT = {"temp": 1.5, "n": 8}
+
+
+@pytest.mark.parametrize("seed", [42, 0, 2**64 - 1])
+def test_s04_the_same_seed_gives_the_same_tokens(lm, seed):
+    first = lm.generate(PROMPT, seed=seed, **HOT)
+    assert first.seed == seed
+    assert lm.generate(PROMPT, seed=seed, **HOT).ids == first.ids
+
+
+def test_s04_seeds_differ_and_the_default_is_42(lm):
+    ids = {seed: tuple(lm.generate(PROMPT, seed=seed, **HOT).ids) for seed in (0, 42, 43, 2**32)}
+    assert len(set(ids.values())) == 4
+    assert tuple(lm.generate(PROMPT, **HOT).ids) == ids[42]
+
+
+def test_s04_minus_one_draws_a_seed_each_time_and_tells_it(lm):
+    first, second = (lm.generate(PROMPT, seed=-1, **HOT) for _ in range(2))
+    assert first.seed != second.seed and first.ids != second.ids
+    assert 0 <= first.seed < 2**64
+
+
+def test_s10_log_probabilities_at_temperature_0(lm):
+    """Of the raw logits, at full precision, sorted, the chosen token among them."""
+    result = lm.generate(PROMPT, n=3, logprobs=3)
+    assert [entry.id for entry in result.logprobs] == result.ids
+    context, tokens = lm.context(n_ctx=256), lm.prompt_ids(PROMPT)
+    for entry in result.logprobs:
+        context.decode(mj.Batch(token=tokens))
+        row, tokens = context.logits().astype(np.float64), [entry.id]
+        wanted = row - np.logaddexp.reduce(row)
+        best = np.argsort(-row, kind="stable")[:3].tolist()
+        assert [i for i, *_ in entry.top] == best and entry.id == best[0]
+        assert [value for *_, value in entry.top] == pytest.approx(wanted[best].tolist(), abs=1e-9)
+        assert entry.logprob == entry.top[0].logprob
+        assert entry.text == lm.tokenizer.decode([entry.id])
+    assert "".join(entry.text for entry in result.logprobs) == result.text
+
+
+def test_log_probabilities_do_not_depend_on_the_samplers(lm):
+    cold = lm.generate(PROMPT, n=1, logprobs=5).logprobs[0]
+    hot = lm.generate(PROMPT, n=1, logprobs=5, temp=3.0, top_k=0, seed=3).logprobs[0]
+    assert hot.top[:5] == cold.top
+    assert hot.id in [entry.id for entry in hot.top]
+    assert lm.generate(PROMPT, n=1).logprobs is None
+
+
+def test_a_regular_expression(lm):
+    result = lm.generate(PROMPT, n=20, regex=" [A-Z]{3}")
+    assert re.fullmatch(" [A-Z]{3}", result.text) and result.finish_reason == "stop"
+
+
+def test_a_grammar_in_gbnf_and_in_lark(lm):
+    for asked in ({"grammar": 'root ::= " Rome" | " Berlin"'}, {"lark": 'start: " Rome"'}):
+        result = lm.generate(PROMPT, n=20, **asked)
+        assert result.text in (" Rome", " Berlin") and result.finish_reason == "stop"
+
+
+def test_json(lm):
+    schema = {
+        "type": "object",
+        "properties": {"capital": {"enum": ["Rome", "Paris"]}, "year": {"type": "integer"}},
+        "required": ["capital", "year"],
+        "additionalProperties": False,
+    }
+    for asked in (schema, json.dumps(schema)):
+        result = lm.generate(PROMPT, n=64, json_schema=asked, temp=1.0)
+        found = json.loads(result.text)
+        assert found.keys() == {"capital", "year"} and found["capital"] in ("Rome", "Paris")
+        assert result.finish_reason == "stop"
+
+
+def test_any_json_object_as_far_as_it_goes(lm):
+    assert lm.generate(PROMPT, n=4, json_object=True).text.lstrip().startswith("{")
+    spec = grammar_spec(json_object=True)
+    assert lm.generate(PROMPT, n=4, grammar=spec).ids == (
+        lm.generate(PROMPT, n=4, json_object=True).ids
+    )
+
+
+def test_a_grammar_does_not_last(lm):
+    """It is of one request, and starts anew with each."""
+    plain = lm.generate(PROMPT, n=5).text
+    first = lm.generate(PROMPT, n=20, regex=" [a-z]{5}").text
+    assert lm.generate(PROMPT, n=5).text == plain
+    assert lm.generate(PROMPT, n=20, regex=" [a-z]{5}").text == first
+
+
+def test_a_dead_end_stops_loudly_after_a_valid_beginning(lm):
+    """The grammar wants one token, which is ruled out."""
+    pieces = lm.stream(PROMPT, n=20, grammar='root ::= " ab" <[5]>', logit_bias={5: -np.inf})
+    got = []
+    with pytest.raises(mj.SamplingError):
+        got.extend(pieces)
+    assert "".join(got) == " ab"
+
+
+def test_ignore_eos_and_bias(lm):
+    question = "What is the capital of Japan?"
+    result = lm.generate(question, n=20, template=True, ignore_eos=True)
+    assert (result.finish_reason, result.stats.n_generated) == ("length", 20)
+    assert not set(result.ids) & lm.tokenizer.eog
+    paris = lm.generate(PROMPT, n=1).ids[0]
+    assert lm.generate(PROMPT, n=1, logit_bias={paris: -np.inf}).ids != [paris]
+    assert lm.generate(PROMPT, n=2, logit_bias=[(5, 1e3)]).ids == [5, 5]
+
+
+def test_dry_ends_a_repetition(lm):
+    prompt = "one two three four one two three four one two three four one"
+    repeated = lm.generate(prompt, n=6).text
+    assert repeated.startswith(" two three four")
+    assert lm.generate(prompt, n=6, dry_multiplier=5.0).text != repeated
+
+
+def test_a_plain_generation_needs_nothing_of_grammars(smollm2_path, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from minfer_jax.lm import load\n"
+        "from minfer_jax.settings import Settings\n"
+        "lm = load(sys.argv[1], n_ctx=64, settings=Settings(home=Path(sys.argv[2])))\n"
+        "lm.generate('Hi', n=1, temp=0.8, ignore_eos=True, logprobs=1)\n"
+        "print('llguidance' in sys.modules, '_grammars' in vars(lm))"
+    )
+    command = [sys.executable, "-c", code, str(smollm2_path), str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "False False\n"
 
 
 def test_hundred_tokens_build_one_graph_for_prefill_and_one_for_decode(smollm2_path, tmp_path):
@@ -184,6 +313,15 @@ def test_bad_requests_are_refused_before_any_compute(lm):
         (lambda: lm.generate(PROMPT, temp=float("nan")), mj.UsageError),
         (lambda: lm.generate(PROMPT, tmep=0.5), mj.UsageError),
         (lambda: lm.generate(PROMPT, stop=[""]), mj.UsageError),
+        (lambda: lm.generate(PROMPT, logprobs=-1), mj.UsageError),
+        (lambda: lm.generate(PROMPT, logprobs=True), mj.UsageError),
+        (lambda: lm.generate(PROMPT, samplers=["sharpen"]), mj.UsageError),
+        (lambda: lm.generate(PROMPT, logit_bias={49152: 1.0}), mj.UsageError),
+        (lambda: lm.generate(PROMPT, regex="("), mj.GrammarError),
+        (lambda: lm.generate(PROMPT, regex="a", json_object=True), mj.UsageError),
+        (lambda: lm.generate(PROMPT, grammar="root = 1"), mj.GrammarError),
+        (lambda: lm.generate(PROMPT, json_schema={"type": "strange"}), mj.GrammarError),
+        (lambda: lm.generate(PROMPT, json_schema={"$ref": "https://x.org/"}), mj.GrammarError),
         (lambda: lm.generate(PROMPT, stop=""), mj.UsageError),
         (lambda: lm.generate(PROMPT, system="x"), mj.TemplateError),
         (lambda: lm.generate(b"bytes"), mj.UsageError),
@@ -199,6 +337,13 @@ def test_bad_requests_are_refused_before_any_compute(lm):
         with pytest.raises(error):
             call()
     assert lm.counters.reused + lm.counters.built == evaluated
+
+
+@pytest.mark.parametrize("bad", [2**40, "a", 1.5, None, True, [1], np.uint64(2**63), -(2**70)])
+def test_prompts_of_what_are_no_ids(lm, bad):
+    with pytest.raises(mj.BatchError, match=r"token 1 of the prompt is .*; allowed: integers"):
+        lm.generate([5, bad], n=1)
+    assert lm.prompt_ids(np.array([5, 6], np.uint16)) == [5, 6]
 
 
 def test_context_is_independent_of_the_scratch_context(lm):

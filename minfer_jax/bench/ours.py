@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from minfer_jax.batch import Batch
 from minfer_jax.context import Context
+from minfer_jax.sampling import Sampler, SamplingParams
 
 T = TypeVar("T")
 
@@ -51,8 +52,42 @@ class OurSide:
         calls = [tokens[i : i + n_batch] for i in range(0, len(tokens), n_batch)]
         return timed(self.context, calls, self._decode)
 
+    def choosing(self, where: str) -> OurSide:
+        """The same context, with the tokens of a run chosen: `host` or `loop`; "": as it is."""
+        return {"": self, "host": HostSide(self), "loop": LoopSide(self)}[where]
+
     def _decode(self, tokens: Sequence[int]) -> None:
         code = self.context.decode(Batch(token=tokens), abort=self._abort)
         if code == 2:
             raise KeyboardInterrupt
         assert code == 0, "the context was made for the largest test"
+
+
+class HostSide(OurSide):
+    """Chooses each token on the host, from logits that it fetches, as a default request does."""
+
+    def __init__(self, ours: OurSide) -> None:
+        super().__init__(ours.context, abort=ours._abort)
+
+    def run(self, keep: int, tokens: Sequence[int], n_batch: int) -> int:
+        """As many tokens as `tokens`, of which only the first is fed as it is."""
+        self.context.memory.seq_rm(0, keep)
+        sampler = Sampler(SamplingParams())
+        return timed(self.context, [len(tokens)], lambda n: self._generate(n, tokens[0], sampler))
+
+    def _generate(self, n: int, token: int, sampler: Sampler) -> None:
+        for _ in range(n):
+            self._decode([token])
+            token = sampler.sample(self.context.logits())
+
+
+class LoopSide(HostSide):
+    """Chooses tokens in the graph, in as many steps a call as there may be."""
+
+    def _generate(self, n: int, token: int, sampler: Sampler) -> None:
+        while n:
+            if self._abort():
+                raise KeyboardInterrupt
+            code, chosen = self.context.decode_loop(Batch(token=[token]), [sampler], n)
+            assert code == 0 and len(chosen), "the context was made for the largest test"
+            n, token = n - len(chosen), int(chosen[-1, 0])

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from minfer_jax.bench.workload import gen_name
+
 if TYPE_CHECKING:  # both start jax, which a sweep's printer does without
     from minfer_jax.bench.profile import Profile
     from minfer_jax.bench.run import Measurement
@@ -29,6 +31,7 @@ def as_row(setup: Row, measured: Measurement, peer: Row | None = None) -> dict[s
         "n_prompt": workload.n_prompt,
         "n_gen": workload.n_gen,
         "n_depth": workload.n_depth,
+        "sampling": workload.sampling,
         "test_time": measured.test_time,
         **measured.ours.figures(),
         "compile_s": round(measured.compile_s, 3),
@@ -135,6 +138,7 @@ def foot_lines(rows: Sequence[Row]) -> list[str]:
         f" {sum(row['compile_s'] for row in rows):.2f} s (in no other figure),"
         f" {sum(row['graphs_evicted'] for row in rows)} evicted"
     )
+    lines += _gains(rows)
     for row in rows:
         if row.get("bandwidth_fraction") is not None:
             lines.append(
@@ -144,6 +148,18 @@ def foot_lines(rows: Sequence[Row]) -> list[str]:
                 f" {100 * row['bandwidth_fraction']:.0f}% of the {row['bandwidth_gbs']:.1f} GB/s"
                 " that they read"
             )
+    return lines
+
+
+def _gains(rows: Sequence[Row]) -> list[str]:
+    """What choosing tokens in the graph gave over choosing them on the host, at equal sizes."""
+    host = {(r["n_gen"], r["n_depth"]): r for r in rows if r.get("sampling") == "host"}
+    lines = []
+    for row in rows:
+        other = host.get((row.get("n_gen"), row.get("n_depth")))
+        if row.get("sampling") == "loop" and other is not None:
+            gain = row["median_ts"] / other["median_ts"]
+            lines.append(f"{name_of(row)}: {gain:.2f}x of {name_of(other)}")
     return lines
 
 
@@ -170,7 +186,8 @@ def profile_lines(profile: Profile) -> list[str]:
 
 def name_of(row: Row) -> str:
     """As `Workload.name`."""
-    kind = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
+    n_prompt = row["n_prompt"]
+    kind = f"pp{n_prompt}" if n_prompt else gen_name(row["n_gen"], row["sampling"])
     return kind + (f" @ d{row['n_depth']}" if row["n_depth"] else "")
 
 

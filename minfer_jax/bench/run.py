@@ -54,7 +54,8 @@ def measure(
     counters, perf = ours.context.graphs.counters, ours.context.perf()
     built, evicted, seconds = counters.built, counters.evicted, perf.build_seconds
     depth, timed = workload.n_depth, tokens[workload.n_depth :]
-    sides: list[Side] = [ours] if peer is None else [ours, peer]
+    own = ours.choosing(workload.sampling)
+    sides: list[Side] = [own] if peer is None else [own, peer]
     times: list[list[int]] = [[] for _ in sides]
     for side in sides:
         side.fill(tokens[:depth])

@@ -22,6 +22,9 @@ class Workload:
     n_gen: int = 0
     n_depth: int = 0
     """Tokens that the sequence holds before the clock starts."""
+    sampling: str = ""
+    """Of generation: where each token is chosen, `host` or `loop` (in the graph, several steps a
+    call), by the default chain; "": nowhere, and what is fed is known before."""
 
     @property
     def name(self) -> str:
@@ -31,7 +34,7 @@ class Workload:
     @property
     def kind(self) -> str:
         """The name without the depth."""
-        return f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
+        return f"pp{self.n_prompt}" if self.n_prompt else gen_name(self.n_gen, self.sampling)
 
     @property
     def n_tokens(self) -> int:
@@ -55,17 +58,28 @@ class Workload:
         return self.n_prompt or min(self.n_gen, _WARM_STEPS)
 
 
+def gen_name(n_gen: int, sampling: str) -> str:
+    """A test of generation by name: tg128, tg128 loop."""
+    return f"tg{n_gen} {sampling}".strip()
+
+
 def plan(
-    n_prompts: Sequence[int], n_gens: Sequence[int], n_depths: Sequence[int]
+    n_prompts: Sequence[int],
+    n_gens: Sequence[int],
+    n_depths: Sequence[int],
+    *,
+    sampling: Sequence[str] = ("",),
 ) -> list[Workload]:
     """The tests of every prompt length, then of every generation length, depth by depth.
 
-    A length of 0 stands for no test.
+    A length of 0 stands for no test. Each generation is measured in every way of `sampling`.
     """
     tests = []
     for depth in n_depths:
         tests += [Workload(n_prompt=n, n_depth=depth) for n in n_prompts if n]
-        tests += [Workload(n_gen=n, n_depth=depth) for n in n_gens if n]
+        tests += [
+            Workload(n_gen=n, n_depth=depth, sampling=way) for n in n_gens if n for way in sampling
+        ]
     return tests
 
 

@@ -9,6 +9,7 @@ import typer
 
 from minfer_jax.cli import flags
 from minfer_jax.cli.config import ConfigFile, typed_first
+from minfer_jax.cli.sampling_flags import GrammarFlags, SamplingFlags, spread
 from minfer_jax.errors import UsageError
 
 _NAME = "minfer-jax"
@@ -69,8 +70,10 @@ def _root(
 
 
 @_app.command()
+@spread
 def generate(
     ctx: typer.Context,
+    *,
     text: Annotated[
         str | None,
         typer.Argument(metavar="[PROMPT]", help="The prompt; - reads it from stdin."),
@@ -101,23 +104,30 @@ def generate(
     type_k: flags.TypeK = None,
     type_v: flags.TypeV = None,
     swa_full: flags.SwaFull = False,
-    seed: Annotated[int, typer.Option("-s", "--seed", help="-1 draws one.")] = 42,
-    temp: Annotated[float, typer.Option("--temp", help="0: always the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option("--top-k", help="0: off.")] = 40,
-    top_p: Annotated[float, typer.Option("--top-p", help="1.0: off.")] = 0.95,
-    min_p: Annotated[float, typer.Option("--min-p", help="0.0: off.")] = 0.05,
-    repeat_penalty: Annotated[float, typer.Option("--repeat-penalty", help="1.0: off.")] = 1.0,
-    repeat_last_n: Annotated[
-        int, typer.Option("--repeat-last-n", help="Window of the penalties; -1: everything.")
-    ] = 64,
-    frequency_penalty: Annotated[
-        float, typer.Option("--frequency-penalty", help="0.0: off.")
-    ] = 0.0,
-    presence_penalty: Annotated[float, typer.Option("--presence-penalty", help="0.0: off.")] = 0.0,
     stop: Annotated[
         list[str] | None,
         typer.Option("--stop", help="End before this text; may be repeated.", show_default=False),
     ] = None,
+    sampling: SamplingFlags,
+    grammar: GrammarFlags,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "-lp",
+            "--logprobs",
+            metavar="N",
+            help="Report each token's log-probability, and the N likeliest ones.",
+            show_default=False,
+        ),
+    ] = None,
+    backend_sampling: Annotated[
+        bool,
+        typer.Option(
+            "-bs/ ",
+            "--backend-sampling/--no-backend-sampling",
+            help="Choose tokens in the graph, several steps a call, where that can be.",
+        ),
+    ] = True,
     flash_attn: Annotated[
         str, typer.Option("-fa", "--flash-attn", help="on, off or auto: the attention form.")
     ] = "auto",
@@ -132,7 +142,6 @@ def generate(
 ) -> int:
     """Answer a prompt, or continue it with --no-template."""
     from minfer_jax.cli.request import Request, read_prompt
-    from minfer_jax.sampling.params import SamplingParams
 
     request = Request(
         model=model,
@@ -145,18 +154,11 @@ def generate(
         n_ubatch=n_ubatch,
         kv_types=flags.kv_types(type_k, type_v, exact),
         swa_full=swa_full,
-        sampling=SamplingParams(
-            seed=seed,
-            temp=temp,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repeat_penalty=repeat_penalty,
-            repeat_last_n=repeat_last_n,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-        ),
+        sampling=sampling.params(ctx),
+        grammar=grammar.spec(ctx),
+        logprobs=logprobs,
         stop=stop or [],
+        in_graph=backend_sampling,
         flash_attn=flash_attn,
         exact=exact,
         threads=threads,
@@ -217,6 +219,13 @@ def bench(
     ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Instead: the decode step by node, sorted by time.")
+    ] = False,
+    sampling: Annotated[
+        bool,
+        typer.Option(
+            "--sampling",
+            help="Also: generation with each token chosen on the host, and in the graph.",
+        ),
     ] = False,
     batched: Annotated[
         bool,
@@ -297,6 +306,7 @@ def bench(
         values=numbers("--values", values, ()),
         plot=plot,
         profile=profile,
+        sampling=sampling,
     )
     return command.run_bench(request)
 

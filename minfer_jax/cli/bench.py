@@ -76,6 +76,7 @@ class BenchRequest:
     values: tuple[int, ...]
     plot: str | None
     profile: bool
+    sampling: bool = False
 
     def __post_init__(self) -> None:
         for flag, values in (
@@ -96,6 +97,12 @@ class BenchRequest:
         check_peer(self.peer, self.peer_python)
         if self.profile and self.peer is not None:
             raise UsageError("--profile looks at our own decode step: leave --peer out")
+        if self.sampling and self.profile:
+            raise UsageError("--profile looks at the decode step alone: leave --sampling out")
+        if self.sampling and self.peer is not None:
+            raise UsageError("--sampling compares two ways of ours: leave --peer out")
+        if self.sampling and not any(self.n_gen):
+            raise UsageError("--sampling measures generation: give -n")
         self._check_sweep()
 
     def _check_sweep(self) -> None:
@@ -136,7 +143,12 @@ class BenchRequest:
         if value is None and self.sweep is not None:
             given |= {"--sweep": self.sweep, "--values": ",".join(map(str, self.values))}
         flags = [part for flag, text in given.items() if text is not None for part in (flag, text)]
-        return flags + ["--exact"] * self.exact + ["--profile"] * self.profile
+        switches = {
+            "--exact": self.exact,
+            "--profile": self.profile,
+            "--sampling": self.sampling,
+        }
+        return flags + [flag for flag, given in switches.items() if given]
 
 
 def refuse_ignored(typed: Collection[str], *, sweep: str | None, profile: bool) -> None:
@@ -198,7 +210,8 @@ def _tests(request: BenchRequest) -> list[Workload]:
     if request.profile:
         return plan((), (PROFILE_STEPS,), request.n_depth)
     depths = request.values if request.sweep == "depth" else request.n_depth
-    return plan(request.n_prompt, request.n_gen, depths)
+    ways = ("", "host", "loop") if request.sampling else ("",)
+    return plan(request.n_prompt, request.n_gen, depths, sampling=ways)
 
 
 def _bench(

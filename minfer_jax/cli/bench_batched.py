@@ -41,6 +41,7 @@ _NOT_BATCHED = {
     "values": "--values",
     "plot": "--plot",
     "profile": "--profile",
+    "sampling": "--sampling",
 }
 
 

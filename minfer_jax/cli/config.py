@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
 
@@ -36,12 +38,12 @@ def _load(ctx: typer.Context, path: str | None) -> str | None:
         raise UsageError(f"--config {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--config {path}: not valid TOML: {error}") from error
-    params = {str(p.name): p for p in ctx.command.params if p.name not in _NOT_IN_FILE}
+    kinds = _kinds(ctx.command)
     for key, value in values.items():
-        if key not in params:
-            known = ", ".join(sorted(params))
+        if key not in kinds:
+            known = ", ".join(sorted(kinds))
             raise UsageError(f"--config {path}: unknown key {key!r}; known: {known}")
-        if not (allowed := _allowed(params[key])).fits(value):
+        if not (allowed := kinds[key]).fits(value):
             raise UsageError(f"--config {path}: {key} is {value!r}; allowed: {allowed.words}")
     ctx.default_map = {**(ctx.default_map or {}), **values}
     return path
@@ -63,9 +65,19 @@ _KINDS = {
 }
 
 
-def _allowed(param: Any) -> _Kind:
-    """The kind of a command's parameter, known by its default."""
-    return _TEXTS if param.multiple else _KINDS.get(type(param.default), _TEXT)
+def _kinds(command: Any) -> dict[str, _Kind]:
+    """What each of a command's parameters may be, by their annotations."""
+    annotated = inspect.signature(command.callback, eval_str=True).parameters
+    names = [p.name for p in command.params if p.name in annotated and p.name not in _NOT_IN_FILE]
+    return {name: _kind(annotated[name].annotation) for name in names}
+
+
+def _kind(annotation: Any) -> _Kind:
+    """That of `Annotated[int | None, ...]` is an integer: None is what a flag left out is."""
+    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    options = get_args(plain) if isinstance(plain, UnionType) else (plain,)
+    kind = next(option for option in options if option is not NoneType)
+    return _TEXTS if get_origin(kind) is list else _KINDS.get(kind, _TEXT)
 
 
 ConfigFile = Annotated[

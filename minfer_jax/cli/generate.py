@@ -61,11 +61,17 @@ def run_generate(request: Request, prompt: str) -> int:
                 system=request.system or None,
                 abort=abort,
                 into=out,
+                grammar=request.grammar,
+                logprobs=request.logprobs,
+                in_graph=request.in_graph,
                 **asdict(request.sampling),
             )
             stages.end("tokenizer")
+            for line in out.notes:
+                note(line)
             text = _collect(pieces) if request.json else _print(pieces)
-    RunReport(lm=lm, run=out, text=text, stages=first.stages()).print(json=request.json)
+    report = RunReport(lm=lm, request=request, run=out, text=text, stages=first.stages())
+    report.print(json=request.json)
     return INTERRUPTED if out.finish_reason == "abort" else 0
 
 
@@ -79,9 +85,12 @@ def _print(pieces: Iterator[str]) -> str:
     text = []
     with waiting("Building graphs and reading the prompt"):
         first = next(pieces, "")
-    for piece in itertools.chain([first], pieces):
-        text.append(piece)
-        print(piece, end="", flush=True)
-    if text[-1] and not text[-1].endswith("\n"):
-        print(flush=True)
+    try:
+        for piece in itertools.chain([first], pieces):
+            text.append(piece)
+            print(piece, end="", flush=True)
+    finally:
+        # Also before the line that tells of an error, which is what a dead end in a grammar is.
+        if text[-1] and not text[-1].endswith("\n"):
+            print(flush=True)
     return "".join(text)

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from minfer_jax.cli.request import Request
 from minfer_jax.generate import Generation
 from minfer_jax.graph.cache import GraphCounters
 from minfer_jax.lm import LanguageModel
 from minfer_jax.memory.plan import MemoryPlan
+from minfer_jax.sampling.logprobs import TokenLogprobs
 
 
 @dataclass
@@ -47,6 +49,7 @@ class RunReport:
     """One finished run."""
 
     lm: LanguageModel
+    request: Request
     run: Generation
     text: str
     stages: Mapping[str, float]
@@ -63,19 +66,22 @@ class RunReport:
         """For people. Rates leave out the building of graphs."""
         s, c = self.run.stats, self.lm.counters
         return [
+            *map(_logprobs, self.run.logprobs),
             f"Prefill: {s.n_prompt} tokens in {s.prefill_s:.2f} s ({s.prefill_tps:.1f} t/s)",
             f"Generated: {s.n_generated} tokens in {s.decode_s:.2f} s ({s.decode_tps:.1f} t/s),"
             f" {s.n_decoded} decode steps",
             f"{'Time to first token' if s.n_generated else 'Start-up'}: {_sum(self.stages)}",
             f"Graphs: {_counters(c)}",
             f"Memory: {_memory(self.lm.memory_plan)}",
+            f"Sampling: {self._sampling()}",
             f"Device: {self.lm.model.device.platform}; seed {self.run.seed};"
             f" stopped by {self.run.finish_reason}",
         ]
 
     def as_dict(self) -> dict[str, Any]:
         """For programs. Times in seconds, rates in tokens per second."""
-        s = self.run.stats
+        s, grammar = self.run.stats, self.request.grammar
+        logprobs = [entry.as_dict() for entry in self.run.logprobs]
         return {
             "model": str(self.lm.path),
             "device": self.lm.model.device.platform,
@@ -83,6 +89,11 @@ class RunReport:
             "ids": self.run.ids,
             "finish_reason": self.run.finish_reason,
             "seed": self.run.seed,
+            "samplers": list(self.request.sampling.samplers),
+            "in_graph": self.run.in_graph,
+            "grammar": grammar and grammar.kind,
+            **({"notes": list(self.run.notes)} if self.run.notes else {}),
+            **({} if self.request.logprobs is None else {"logprobs": logprobs}),
             "n_ctx": self.lm.n_ctx,
             "memory": self.lm.memory_plan.as_dict(),
             "n_prompt": s.n_prompt,
@@ -97,6 +108,18 @@ class RunReport:
             "stages": {name: round(seconds, 4) for name, seconds in self.stages.items()},
             "graphs": self.lm.counters.as_dict(),
         }
+
+    def _sampling(self) -> str:
+        """What ran, without the samplers that were off."""
+        params, grammar = self.request.sampling, self.request.grammar
+        steps = [*params.steps, *(["greedy"] if params.greedy else [])]
+        where = "; in the graph" if self.run.in_graph else ""
+        return ", ".join(steps) + where + (f"; grammar: {grammar.kind}" if grammar else "")
+
+
+def _logprobs(token: TokenLogprobs) -> str:
+    top = ", ".join(f"{text!r} {logprob:.4f}" for _, text, logprob in token.top)
+    return f"Logprob: {token.logprob:.4f} {token.id} {token.text!r}; likeliest: {top}"
 
 
 def _sum(stages: Mapping[str, float]) -> str:

@@ -7,10 +7,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minfer_jax.errors import UsageError
+from minfer_jax.sampling.logprobs import checked_logprobs
 from minfer_jax.sampling.params import SamplingParams
 from minfer_jax.settings import MAX_THREADS
+
+if TYPE_CHECKING:
+    from minfer_jax.sampling.grammar import GrammarSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +35,12 @@ class Request:
     """None: what suits `exact`."""
     swa_full: bool = False
     sampling: SamplingParams
+    grammar: GrammarSpec | None = None
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report with each one; None: no report."""
     stop: list[str]
+    in_graph: bool = True
+    """Whether tokens may be chosen there."""
     flash_attn: str
     exact: bool
     threads: int | None = None
@@ -44,6 +54,7 @@ class Request:
         _at_least(1, "-b/--n-batch", self.n_batch)
         _at_least(1, "-ub/--n-ubatch", self.n_ubatch)
         check_threads(self.threads)
+        checked_logprobs(self.logprobs)
         if self.flash_attn not in ("on", "off", "auto"):
             raise UsageError(f"--flash-attn is {self.flash_attn!r}; allowed: on, off, auto")
         if self.system and self.no_template:

@@ -1,0 +1,85 @@
+"""Tokens that are chosen several at a time, in the graph, and handed out one by one."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection
+
+from minfer_jax.batch import Batch
+from minfer_jax.context import Context
+from minfer_jax.errors import ContextFullError, SamplingError
+from minfer_jax.graph.inputs import LOOP_ENDS, LOOP_STEPS
+from minfer_jax.sampling import Sampler
+from minfer_jax.sampling.in_graph import kind_of
+
+_CALL_SECONDS = 0.05
+"""What a call may take, so that text keeps flowing and an interrupt is heard."""
+
+
+class LoopedTokens:
+    """A decode loop over sequence 0 of a context, for a caller that takes token after token."""
+
+    def __init__(self, context: Context, sampler: Sampler, ends: Collection[int]) -> None:
+        self._context = context
+        self._sampler = sampler
+        self._ends = sorted(ends)
+        self._tokens: deque[int] = deque()
+        self._steps = 1
+        self._left: object = None
+
+    @staticmethod
+    def can_choose(context: Context, sampler: Sampler, ends: Collection[int]) -> bool:
+        """Whether this chain can run in the graph, and these ends be watched for there."""
+        constrained = sampler.constraint is not None
+        kind = kind_of(sampler.params, n_vocab=context.model.hp.n_vocab, constrained=constrained)
+        return kind is not None and len(ends) <= LOOP_ENDS
+
+    def __bool__(self) -> bool:
+        """Whether there are tokens to take."""
+        return bool(self._tokens)
+
+    def run(self, token: int, most: int) -> int:
+        """Feed a token, choose up to `most` that follow it; how many steps were done.
+
+        Raises `ContextFullError` without room for a step.
+        """
+        built = self._context.perf().build_seconds
+        started = time.perf_counter()
+        batch, samplers = Batch(token=[token]), [self._sampler]
+        steps = min(most, self._steps)
+        status, chosen = self._context.decode_loop(batch, samplers, steps, ends=self._ends)
+        if status:
+            raise ContextFullError("no room in the context for another token")
+        self._tokens.extend(chosen[:, 0].tolist())
+        self._left = self._stamp()
+        seconds = time.perf_counter() - started - (self._context.perf().build_seconds - built)
+        each = max(seconds / len(chosen), 1e-6)
+        self._steps = max(1, min(LOOP_STEPS, int(_CALL_SECONDS / each)))
+        return len(chosen)
+
+    def take(self) -> int:
+        """The next token, which its sampler has accepted. Raises `SamplingError` for none."""
+        token = self._tokens.popleft()
+        if token < 0:
+            raise SamplingError(
+                "no token is possible: logits are not numbers, or all tokens are ruled out; if keys"
+                " or values overflow float16, exact mode (--exact) keeps them as float32"
+            )
+        return token
+
+    def give_back(self) -> None:
+        """Nobody takes the rest: forget what was evaluated beyond the last token taken.
+
+        A memory that cannot go back, a recurrent one, is cleared. Nothing happens if somebody else
+        has used the context since.
+        """
+        n = len(self._tokens)
+        self._tokens.clear()
+        memory = self._context.memory
+        if n and self._stamp() == self._left and not memory.seq_rm(0, memory.n_past() - n):
+            memory.clear()
+
+    def _stamp(self) -> tuple[int, ...]:
+        perf = self._context.perf()
+        return self._context.memory.n_past(), perf.n_eval, perf.n_p_eval

@@ -24,8 +24,8 @@ def request_of(monkeypatch, capfd):
         (["--vers"], "No such option: --vers"),
         (["generate"], "give one prompt"),
         (
-            ["generate", "--bogus", "hi"],
-            "--bogus (a text that begins with - goes after --); see `minfer-jax generate --help`",
+            ["generate", "--qqq", "hi"],
+            "--qqq (a text that begins with - goes after --); see `minfer-jax generate --help`",
         ),
         (["generate", "hi", "there"], "there"),
         (["generate", "hi", "-p", "there"], "more than one was given"),

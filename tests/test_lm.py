@@ -213,13 +213,17 @@ def test_a_plain_generation_needs_nothing_of_grammars(smollm2_path, tmp_path):
     assert subprocess.run(command, capture_output=True, text=True).stdout == "False False\n"
 
 
-def test_hundred_tokens_build_one_graph_for_prefill_and_one_for_decode(smollm2_path, tmp_path):
+@pytest.mark.parametrize("in_graph", [False, True], ids=["host", "graph"])
+def test_hundred_tokens_build_one_graph_for_prefill_and_one_for_decode(
+    smollm2_path, tmp_path, in_graph
+):
     lm = load(smollm2_path, n_ctx=160, settings=Settings(home=tmp_path))
-    result = lm.generate("Once upon a time there was a", n=100)
+    result = lm.generate("Once upon a time there was a", n=100, in_graph=in_graph)
     assert result.stats.n_generated == 100
-    assert (lm.counters.built, lm.counters.reused) == (2, 98)
-    lm.generate("The second prompt is in the same bucket", n=2)
-    assert (lm.counters.built, lm.counters.reused) == (2, 100)
+    reused = lm.counters.reused
+    assert lm.counters.built == 2 and (in_graph or reused == 98)
+    lm.generate("The second prompt is in the same bucket", n=2, in_graph=in_graph)
+    assert (lm.counters.built, lm.counters.reused) == (2, reused + 2)
 
 
 def test_a_prefill_graph_makes_no_float_copy_of_the_layers(lm):
@@ -252,10 +256,17 @@ def test_logits_are_not_held_a_second_time(load_tiny):
 
 
 def test_sampling_parameters_are_data(lm):
-    """Seed, temperature and the rest shape no graph."""
-    lm.generate(PROMPT, n=3)
+    """Seed, temperature and the rest shape no graph; in the graph, only the kind of the chain."""
+    lm.generate(PROMPT, n=3, in_graph=False)
     built = lm.counters.built
-    lm.generate(PROMPT, n=3, temp=0.7, seed=9, top_k=5, repeat_penalty=1.2)
+    lm.generate(
+        PROMPT, n=3, temp=0.7, seed=9, top_k=5, repeat_penalty=1.2, mirostat=2, in_graph=False
+    )
+    assert lm.counters.built == built
+    lm.generate(PROMPT, n=3, temp=0.8)
+    built = lm.counters.built
+    for chain in ({"temp": 1.0}, {"top_k": 5, "top_p": 1.0}, {"min_p": 0.0, "seed": 1 << 60}):
+        lm.generate(PROMPT, n=3, **{"temp": 0.7, **chain})
     assert lm.counters.built == built
 
 

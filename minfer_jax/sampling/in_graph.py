@@ -23,6 +23,7 @@ from minfer_jax.sampling.philox import philox_key
 from minfer_jax.sampling.sampler import Sampler
 from minfer_jax.sampling.traced import Candidates
 
+_USUAL = ("top_k", "top_p", "min_p", "temperature")
 _STEPS = frozenset(("logit_bias", "penalties", "top_k", "top_p", "min_p", "temperature"))
 _FLOATS = ("temp", "top_p", "log_min_p", "repeat", "frequency", "presence")
 _INTS = ("top_k", "last_n", "key_low", "key_high", "draw")
@@ -39,7 +40,7 @@ class SamplerKind:
     """Which chain a graph holds. All fields are topology; whoever shares a kind shares a graph."""
 
     steps: tuple[str, ...]
-    """Of logit_bias, penalties, top_k, top_p, min_p, temperature: those that do something."""
+    """Of logit_bias, penalties, top_k, top_p, min_p, temperature: those that may do something."""
     greedy: bool
     """The highest is taken after the steps; otherwise one is drawn."""
     width: int
@@ -70,7 +71,7 @@ def kind_of(params: SamplingParams, *, n_vocab: int, constrained: bool) -> Sampl
 
     `constrained`: a grammar or a schema has to be asked before each token.
     """
-    p, steps = params, params.steps
+    p, steps = params, _usual(params)
     if constrained or p.min_keep > 1 or not _STEPS.issuperset(steps):
         return None
     if any(token >= n_vocab for token, _ in p.logit_bias):
@@ -82,6 +83,19 @@ def kind_of(params: SamplingParams, *, n_vocab: int, constrained: bool) -> Sampl
     if width is None or window is None or n_bias is None:
         return None
     return SamplerKind(steps, p.greedy, width, window, n_bias)
+
+
+def _usual(p: SamplingParams) -> tuple[str, ...]:
+    """The steps; of a chain in the usual order also cuts that are off and then do nothing, so that
+    a top-p of 1 or a temperature of 1 needs no graph of its own."""
+    steps = p.steps
+    if p.greedy:
+        return steps
+    first = tuple(step for step in steps if step in ("logit_bias", "penalties"))
+    wanted = {*steps, "min_p", "temperature", *(["top_p"] if "top_k" in steps else [])}
+    usual = tuple(step for step in _USUAL if step in wanted)
+    as_usual = steps == (*first, *(step for step in usual if step in steps))
+    return (*first, *usual) if as_usual else steps
 
 
 def _room(count: int, rooms: tuple[int, ...]) -> int | None:
@@ -119,9 +133,11 @@ def inputs_of(samplers: Sequence[Sampler], kind: SamplerKind) -> SampleInputs:
 
 
 def _floats(p: SamplingParams) -> tuple[float, ...]:
-    log_min_p = math.log(p.min_p) if p.min_p > 0.0 else -math.inf
-    penalties = (p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
-    return p.temp, p.top_p, log_min_p, *penalties
+    on = p.steps  # of those that are off, what does nothing
+    log_min_p = math.log(p.min_p) if "min_p" in on and p.min_p > 0.0 else -math.inf
+    temp = p.temp if "temperature" in on else 1.0
+    top_p = p.top_p if "top_p" in on else 1.0
+    return temp, top_p, log_min_p, p.repeat_penalty, p.frequency_penalty, p.presence_penalty
 
 
 def _ints(sampler: Sampler) -> np.ndarray:

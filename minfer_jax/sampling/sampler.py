@@ -224,7 +224,8 @@ class Sampler:
         if top == -np.inf:
             raise SamplingError("no token is possible: every logit is -inf")
         if self.constraint is not None:
-            logits = np.where(self.constraint.allowed(), logits, np.float32(-np.inf))
+            allowed = _as_long(self.constraint.allowed(), len(logits))
+            logits = np.where(allowed, logits, np.float32(-np.inf))
             top = logits.max()
             if top == -np.inf:
                 raise SamplingError(
@@ -235,6 +236,13 @@ class Sampler:
             # Infinitely more likely than anything finite: only those remain, as equals.
             return np.where(logits == np.inf, np.float32(0.0), np.float32(-np.inf))
         return logits
+
+
+def _as_long(allowed: np.ndarray, n: int) -> np.ndarray:
+    """A mask of n tokens: a head may have more rows than the vocabulary has tokens, or fewer."""
+    if len(allowed) >= n:
+        return allowed[:n]
+    return np.concatenate([allowed, np.zeros(n - len(allowed), np.bool_)])
 
 
 def _highest(c: Candidates) -> int:

@@ -235,22 +235,26 @@ class _Loop:
         """Run the model on token number n, unless a loop has done so; False if aborted."""
         if self.looped:
             return True
-        done = 1
         if self.looped is None:
-            seconds = self.evaluate([token])
-            if seconds is None:
-                return False
+            done, seconds = 1, self.evaluate([token])
         else:
-            if self.abort():
-                self.out.finish_reason = "abort"
-                return False
-            most = LOOP_STEPS if self.n_predict < 0 else self.n_predict - n
-            with self.clock() as spent:
-                done = self.looped.run(token, most)
-            seconds = spent.seconds
+            done, seconds = self.loop(self.looped, token, n)
+        if seconds is None:
+            return False
         self.out.stats.n_decoded += done
         self.out.stats.decode_s += seconds
         return True
+
+    def loop(self, looped: LoopedTokens, token: int, n: int) -> tuple[int, float | None]:
+        """Let a loop choose what follows token number n: steps done, and seconds as `evaluate`."""
+        if self.abort():
+            self.out.finish_reason = "abort"
+            return 0, None
+        most = LOOP_STEPS if self.n_predict < 0 else self.n_predict - n
+        with self.clock() as spent:
+            done = looped.run(token, most)
+        looped.pace(spent.seconds / done)
+        return done, spent.seconds
 
     def evaluate(self, tokens: Sequence[int]) -> float | None:
         """Run the model on `tokens`; seconds without the building of graphs, None if aborted."""

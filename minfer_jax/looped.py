@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Collection
 
@@ -25,7 +24,7 @@ class LoopedTokens:
         self._sampler = sampler
         self._ends = sorted(ends)
         self._tokens: deque[int] = deque()
-        self._steps = 1
+        self._steps = 1  # until it is known how long one takes
         self._left: object = None
 
     @staticmethod
@@ -44,8 +43,6 @@ class LoopedTokens:
 
         Raises `ContextFullError` without room for a step.
         """
-        built = self._context.perf().build_seconds
-        started = time.perf_counter()
         batch, samplers = Batch(token=[token]), [self._sampler]
         steps = min(most, self._steps)
         status, chosen = self._context.decode_loop(batch, samplers, steps, ends=self._ends)
@@ -53,10 +50,11 @@ class LoopedTokens:
             raise ContextFullError("no room in the context for another token")
         self._tokens.extend(chosen[:, 0].tolist())
         self._left = self._stamp()
-        seconds = time.perf_counter() - started - (self._context.perf().build_seconds - built)
-        each = max(seconds / len(chosen), 1e-6)
-        self._steps = max(1, min(LOOP_STEPS, int(_CALL_SECONDS / each)))
         return len(chosen)
+
+    def pace(self, seconds: float) -> None:
+        """A step takes so long: as many as a call has time for are done from now on."""
+        self._steps = max(1, min(LOOP_STEPS, int(_CALL_SECONDS / max(seconds, 1e-6))))
 
     def take(self) -> int:
         """The next token, which its sampler has accepted. Raises `SamplingError` for none."""

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from minfer_jax.ops.cpu.library import library
 from minfer_jax.ops.cpu.pages import zeros
 
 LAYOUT = (
@@ -17,7 +16,7 @@ LAYOUT = (
 )
 
 
-@pytest.mark.skipif(library() is None, reason="the kernels were not built")
+@pytest.mark.usefixtures("native_library")
 def test_memory_that_was_used_before_is_zero_in_every_type_and_size():
     device = jax.devices("cpu")[0]
     for _ in range(3):

@@ -14,7 +14,7 @@ from minfer_jax.batch import DECODE_BUCKETS, CheckedBatch, Ubatch, split_simple
 from minfer_jax.errors import BatchError, UsageError
 from minfer_jax.graph.inputs import LOOP_ENDS, LOOP_STEPS, LoopInputs, StepInputs
 from minfer_jax.sampling import Sampler
-from minfer_jax.sampling.in_graph import SampleInputs, accept, inputs_of, kind_of
+from minfer_jax.sampling.in_graph import SampleInputs, accept, blank_inputs, inputs_of, kind_of
 
 
 class Chooser:
@@ -26,6 +26,8 @@ class Chooser:
         rows = np.flatnonzero(batch.wanted).tolist()
         if len(samplers) != len(rows):
             raise UsageError(f"{len(samplers)} samplers for the {len(rows)} outputs of the batch")
+        if len(set(map(id, samplers))) < len(samplers):
+            raise UsageError("a sampler stands for two sequences: each needs one of its own")
         seqs = [seq for i in rows for seq in batch.seqs[i]]
         if len(set(seqs)) < len(seqs):
             raise BatchError("tokens are chosen in the graph for one output of a sequence at most")
@@ -42,10 +44,14 @@ class Chooser:
         self.kind = kind
         self._samplers = dict(zip(rows, samplers, strict=True))
 
-    def inputs(self, rows: Iterable[int], n: int) -> SampleInputs:
-        """What the batch's rows give to a graph that has `n` outputs: the rest is zero."""
-        own = inputs_of([self._samplers[i] for i in rows], self.kind)
-        return SampleInputs(*(_padded(np.asarray(part), n) for part in own))
+    def inputs(self, index: Iterable[int], rows: Sequence[int], n: int) -> SampleInputs:
+        """What a graph of `n` outputs is fed, whose `rows` are the batch's rows `index`; nobody
+        reads what it chooses in others."""
+        own = inputs_of([self._samplers[i] for i in index], self.kind)
+        inputs = blank_inputs(self.kind, n)
+        for part, given in zip(inputs, own, strict=True):
+            part[list(rows)] = given
+        return inputs
 
     def accept(self, tokens: np.ndarray) -> None:
         """Tokens int32 [steps, n] were chosen, of each row in turn; nothing is behind a -1."""
@@ -53,10 +59,6 @@ class Chooser:
             for sampler, token in zip(self._samplers.values(), step, strict=True):
                 if token >= 0:
                     accept(sampler, self.kind, token)
-
-
-def _padded(part: np.ndarray, n: int) -> np.ndarray:
-    return np.concatenate([part, np.zeros((n - len(part), *part.shape[1:]), part.dtype)])
 
 
 def loop_steps(batch: CheckedBatch, n_steps: int, n_ubatch: int) -> list[Ubatch]:

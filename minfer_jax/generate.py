@@ -94,8 +94,10 @@ def generate(
     string, logprobs, or a sampler such as mirostat. `abort` is asked between calls. `into`, a fresh
     `Generation`, is filled in as the loop goes.
 
-    If the caller stops early, the context holds what came before the last piece, as without loops;
-    a recurrent memory, which cannot go back, is then cleared.
+    If the caller stops early and closes the iterator, context and sampler are where they would be
+    without loops: before the last token yielded. A recurrent memory, which cannot go back, has then
+    forgotten the sequence. Until then they may be ahead of what was yielded, so whoever looks at
+    them between two pieces asks for `in_graph=False`.
 
     Raises `ContextFullError` before any compute if the prompt leaves no room for a token, and
     `UsageError` for an empty prompt or stop string. `SamplingError` in the middle, where no token
@@ -195,10 +197,16 @@ class _Loop:
 
     def ended(self, n: int) -> FinishReason | None:
         """Why no token follows the first `n`, if none does."""
+        if n == self.n_predict and self.sampler.constraint is not None:
+            self.sampler.constraint.prepare()  # no step will, and only its mask tells for sure
         if self.complete():
             return "stop"
-        full = not self.looped and self.context.memory.n_past() == self.context.n_ctx_seq
+        full = not self.looped and self.room() <= 0
         return "length" if n == self.n_predict or full else None
+
+    def room(self) -> int:
+        """Tokens that can still be evaluated. A recurrent memory itself would never be full."""
+        return self.context.n_ctx_seq - self.context.memory.n_past()
 
     def complete(self) -> bool:
         """Whether a grammar lets nothing follow but an end, for which a model may have no token."""
@@ -250,7 +258,8 @@ class _Loop:
         if self.abort():
             self.out.finish_reason = "abort"
             return 0, None
-        most = LOOP_STEPS if self.n_predict < 0 else self.n_predict - n
+        left = LOOP_STEPS if self.n_predict < 0 else self.n_predict - n
+        most = min(left, self.room())
         with self.clock() as spent:
             done = looped.run(token, most)
         looped.pace(spent.seconds / done)

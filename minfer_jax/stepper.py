@@ -42,12 +42,12 @@ class Stepper:
         """One call of one graph: its output, and which rows of that belong to `ubatch.out`."""
         params = self._params(ubatch, chooser)
         inputs = self._inputs(ubatch, claim, params)
+        gathered = params.n_out < params.n_tokens
+        rows = range(len(ubatch.out)) if gathered else ubatch.out.tolist()
         if chooser:
             index = ubatch.index[ubatch.out].tolist()
-            inputs = inputs._replace(sample=chooser.inputs(index, params.n_out))
-        output = self._execute(params, inputs, len(ubatch))
-        gathered = params.n_out < params.n_tokens
-        return output, range(len(ubatch.out)) if gathered else ubatch.out.tolist()
+            inputs = inputs._replace(sample=chooser.inputs(index, rows, params.n_out))
+        return self._execute(params, inputs, len(ubatch)), rows
 
     def run_loop(self, steps: Sequence[Ubatch], chooser: Chooser, ends: np.ndarray) -> np.ndarray:
         """One call of one graph on steps of as many rows each: the tokens chosen int32 [done, n].
@@ -68,7 +68,7 @@ class Stepper:
             fed.append(self._inputs(step, claim, params))
         assert params is not None
         n = len(steps[0])
-        sample = chooser.inputs(range(n), params.n_out)
+        sample = chooser.inputs(range(n), range(n), params.n_out)
         out = np.asarray(self._execute(params, loop_inputs(fed, sample, ends), n))
         done = int(out[-1, 0])
         for claim in reversed(claims[done:]):

@@ -79,6 +79,22 @@ def test_a_step_chooses_what_the_hosts_chain_chooses(load_tiny, chain, n_seq):
         context.logits()
 
 
+@pytest.mark.parametrize("chain", ["default", "penalties"])
+def test_of_some_rows_each_is_chosen_by_its_own_sampler(load_tiny, chain):
+    """As many rows as the graph has, so none is gathered; two sequences of four want a token."""
+    lm = load_tiny("llama-gqa-dense")
+    tokens = [5, 17, 29, 41]
+    judge = lm.context(n_ctx=4 * 64, n_seq_max=4)
+    judge.decode(Batch(token=tokens, seq_id=range(4), logits=[True] * 4))
+    samplers = [[sampler(seq, **CHAINS[chain]) for seq in (1, 3)] for _ in range(2)]
+    want = [s.sample(judge.logits(i)) for s, i in zip(samplers[0], (1, 3), strict=True)]
+    context = lm.context(n_ctx=4 * 64, n_seq_max=4)
+    batch = Batch(token=tokens, seq_id=range(4), logits=[False, True, False, True])
+    assert context.decode(batch, samplers=samplers[1]) == 0
+    assert [context.sampled(1), context.sampled(3)] == want
+    assert [s.state() for s in samplers[1]] == [s.state() for s in samplers[0]]
+
+
 @pytest.mark.parametrize(("name", "unified"), MEMORIES.items())
 def test_a_loop_chooses_what_single_steps_choose_and_leaves_what_they_leave(
     load_tiny, name, unified
@@ -223,6 +239,13 @@ def test_what_a_loop_refuses(load_tiny, batch, samplers, message):
     with pytest.raises((UsageError, BatchError), match=message):
         context.decode_loop(batch, [sampler(**chain) for chain in samplers], 4)
     assert context.memory.lengths == (0, 0)
+
+
+def test_two_sequences_do_not_share_a_sampler(load_tiny):
+    context = load_tiny("llama-gqa-dense").context(n_ctx=64, n_seq_max=2)
+    each = sampler()
+    with pytest.raises(UsageError, match="each needs one of its own"):
+        context.decode_loop(Batch(token=[1, 2], seq_id=[0, 1]), [each, each], 4)
 
 
 @pytest.mark.parametrize("ends", [[-1], [128], [True], [1.0], range(17)])

@@ -56,6 +56,10 @@ def test_whoever_stops_early_finds_what_came_before_the_last_token(tiny):
         got = [next(pieces) for _ in range(taken)]
         pieces.close()
         assert got == [f"{i} " for i in whole[:taken]]
+        alone = Sampler(SamplingParams(**SAMPLED), TINY_PROMPT)
+        by_host = generate(tiny.context(n_ctx=56), Digits(), TINY_PROMPT, alone, n_predict=25)
+        assert [next(by_host) for _ in range(taken)] == got
+        assert sampler.state() == alone.state()
         assert context.history.tokens(0) == [*TINY_PROMPT, *whole[: taken - 1]]
 
 
@@ -73,15 +77,24 @@ def test_a_generation_that_ends_late_leaves_alone_what_others_have_made_of_the_c
     assert context.memory.n_past() == n_past
 
 
-def test_a_recurrent_memory_is_cleared_where_it_cannot_go_back(load_tiny):
-    context = load_tiny("mamba-dense").context(n_ctx=64)
+@pytest.mark.parametrize("n_predict", [-1, 100])
+def test_a_memory_that_is_never_full_ends_with_the_context(load_tiny, n_predict):
+    context = load_tiny("mamba-dense").context(n_ctx=32)
+    _, out, _ = run_tiny(None, context=context, n_predict=n_predict, in_graph=True)
+    assert out.finish_reason == "length"
+    assert context.memory.n_past() == 32 and len(out.ids) == 32 - len(TINY_PROMPT) + 1
+
+
+def test_a_recurrent_memory_forgets_the_sequence_where_it_cannot_go_back(load_tiny):
+    context = load_tiny("mamba-dense").context(n_ctx=128, n_seq_max=2)
+    context.decode(Batch(token=[7, 8], seq_id=[1, 1]))
     pieces = generate(
         context, Digits(), TINY_PROMPT, Sampler(SamplingParams()), n_predict=40, in_graph=True
     )
     while context.memory.n_past() < len(TINY_PROMPT) + 8:
         next(pieces)
     pieces.close()
-    assert context.memory.n_past() == 0
+    assert context.memory.lengths == (0, 2)
 
 
 def test_it_is_asked_to_abort_between_calls(tiny):

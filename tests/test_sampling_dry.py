@@ -8,6 +8,8 @@ from fake_vocab import vocab_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minfer_jax.errors import UsageError
+from minfer_jax.sampling import SamplingParams
 from minfer_jax.sampling.dry import dry, extended_repeats, restart_sequences
 from minfer_jax.sampling.samplers import Candidates
 
@@ -218,3 +220,15 @@ def test_a_vocabulary_is_searched_once_for_the_same_breakers():
     assert restart_sequences(vocab, ("a",)) is found
     assert restart_sequences(vocab, ("b",)) is not found
     assert restart_sequences(vocab_of(["b", "a"]), ("a",)) == {1: frozenset({()})}
+
+
+def test_a_vocabulary_keeps_the_last_sets_of_breakers_only():
+    vocab = vocab_of([chr(97 + i) for i in range(9)])
+    for i in range(9):
+        restart_sequences(vocab, (chr(97 + i),))
+    assert list(vocab.restarts) == [(c,) for c in "fghi"]
+
+
+def test_too_many_breakers_are_refused():
+    with pytest.raises(UsageError, match="65 texts; allowed: 64"):
+        SamplingParams(dry_sequence_breakers=["x"] * 65)

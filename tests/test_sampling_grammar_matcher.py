@@ -305,3 +305,13 @@ def test_notes_say_what_is_not_enforced():
     assert notes[0] == "JSON schema, #: 'uniqueItems' is not enforced"
     assert notes[1].startswith("JSON schema: oneOf not fully supported")
     assert constraint(json_object=True).notes == ()
+
+
+def test_a_backslash_with_nothing_behind_it_is_refused():
+    with pytest.raises(GrammarError, match="at its end stands for nothing"):
+        constraint(regex="foo\\")
+    assert accepts("foo\\", regex=r"foo\\")
+
+
+def test_a_blank_is_an_expression():
+    assert accepts(" ", regex=" ") and not accepts("", regex=" ")

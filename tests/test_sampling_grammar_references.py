@@ -1,6 +1,7 @@
 """`sampling.grammar.references`: pointers, anchors and identifiers of one document."""
 
 import pytest
+from byte_vocabulary import constraint
 
 from minfer_jax.errors import GrammarError
 from minfer_jax.sampling.grammar.references import References
@@ -75,3 +76,19 @@ def test_without_an_identifier():
     assert References(root).resolve("#/$defs/a", root) == ({"$id": "#old"}, root)
     with pytest.raises(GrammarError, match="points outside"):
         References(root).resolve("a.json", root)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "http://[x#y"},
+        {"$id": "http://[x#"},
+        {"$id": "http://a/b", "$ref": "//["},
+        {"prefixItems": [{}], "$ref": "#/prefixItems/" + "1" * 5000},
+        {"prefixItems": [{}, {}], "$ref": "#/prefixItems/\u0661"},
+    ],
+)
+def test_what_is_no_uri_and_no_index_is_refused_in_a_line(schema):
+    with pytest.raises(GrammarError) as error:
+        constraint(json_schema=schema)
+    assert "\n" not in str(error.value)

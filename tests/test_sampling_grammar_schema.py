@@ -420,3 +420,25 @@ def test_200_random_schemas_at_temperature_2():
     assert len(finished) >= 200
     assert len(refused) <= 30
     assert len(set(finished)) >= 100
+
+
+def test_two_spellings_of_a_pattern_both_hold():
+    schema = {
+        "patternProperties": {"^a": {"type": "string"}, "^[a]": {"minLength": 3}},
+        "additionalProperties": False,
+    }
+    texts = ['{"a":"xyz"}', '{"a":"x"}', '{"a":1}', '{"b":"xyz"}']
+    assert [accepts(text, json_schema=schema) for text in texts] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("others", [False, {"type": "integer"}])
+def test_other_names_are_open_where_a_pattern_was_left_out(others):
+    schema = {
+        "type": "object",
+        "patternProperties": {"^foo\\b": {"type": "string"}},
+        "additionalProperties": others,
+        "required": ["foo"],
+    }
+    assert accepts('{"foo":"x"}', json_schema=schema)
+    notes = constraint(json_schema=schema).notes
+    assert any("additionalProperties: not enforced, as a pattern is not" in note for note in notes)

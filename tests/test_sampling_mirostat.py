@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minfer_jax.errors import SamplingError
+from minfer_jax.sampling import Sampler, SamplingParams
 from minfer_jax.sampling.mirostat import Mirostat, tokens_of_surprise, up_to_surprise
 from minfer_jax.sampling.samplers import Candidates
 
@@ -147,3 +148,9 @@ def test_the_surprise_comes_near_the_target(version):
     surprises = [-math.log2(p[mirostat.choose(c, 1000, u)]) for u in draws]
     # Of the truncated distribution it is the target; of the whole one, whose mean is 6.7, higher.
     assert 3.0 < np.mean(surprises[200:]) < 4.5
+
+
+def test_a_gap_beyond_all_numbers_leaves_the_likeliest():
+    """Weights of e^-740 are the smallest that float64 has: their quotients are infinite."""
+    logits = np.array([0.0, -740.0, -741.0], np.float32)
+    assert Sampler(SamplingParams(temp=1.0, mirostat=1)).sample(logits) == 0

@@ -34,7 +34,7 @@ MAX_BYTES = 512 << 20
 
 _SUFFIX = ".graph"
 _SUM_BYTES = hashlib.sha256().digest_size
-_ROOMS = ("gguf", "graph", "memory", "models", "ops")
+_ROOMS = ("gguf", "graph", "memory", "models", "ops", "sampling")
 """Rooms of this package whose source decides what a trace is."""
 _IRRELEVANT = (
     "jax_compilation_cache",

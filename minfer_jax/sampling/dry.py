@@ -96,6 +96,10 @@ def _tokens_since_restart(backwards: list[int], restarts: RestartSequences) -> i
     return len(backwards)
 
 
+_KEPT = 4
+"""Sets of breakers that a vocabulary remembers."""
+
+
 def restart_sequences(vocab: SamplerVocab, breakers: tuple[str, ...]) -> RestartSequences:
     """Every sequence of tokens that spells a breaker, with what else the first token may hold.
 
@@ -104,6 +108,8 @@ def restart_sequences(vocab: SamplerVocab, breakers: tuple[str, ...]) -> Restart
     """
     known = vocab.restarts.get(breakers)
     if known is None:
+        while len(vocab.restarts) >= _KEPT:  # each may be as large as the vocabulary
+            vocab.restarts.pop(next(iter(vocab.restarts)))
         known = vocab.restarts[breakers] = _search(vocab, breakers)
     return known
 

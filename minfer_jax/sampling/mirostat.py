@@ -52,7 +52,7 @@ def tokens_of_surprise(head: np.ndarray, n: int, n_vocab: int, mu: float) -> int
         return 1
     rank = np.arange(1, len(head), dtype=np.float64)
     steps = np.log((rank + 1) / rank)
-    exponent = float(np.dot(steps, np.log(head[:-1] / head[1:])) / np.dot(steps, steps))
+    exponent = float(np.dot(steps, np.log(head[:-1]) - np.log(head[1:])) / np.dot(steps, steps))
     epsilon = exponent - 1.0
     # epsilon / (1 - n ** -epsilon), which tends to 1 / ln(n).
     scale = math.log(n_vocab)

@@ -211,8 +211,13 @@ def _texts(name: str, values: Any) -> tuple[str, ...]:
     return texts
 
 
+_MAX_BREAKERS = 64
+
+
 def _breakers(values: Any) -> tuple[str, ...]:
     texts = _texts("dry_sequence_breakers", values)
+    if len(texts) > _MAX_BREAKERS:
+        raise UsageError(f"dry_sequence_breakers has {len(texts)} texts; allowed: {_MAX_BREAKERS}")
     for text in texts:
         if not text or any("\ud800" <= char <= "\udfff" for char in text):
             raise UsageError(

@@ -37,6 +37,8 @@ def _source(spec: GrammarSpec, token_id: Callable[[str], int], ends: Iterable[in
     if spec.kind == "regex":
         from llguidance import regex_to_lark
 
+        if (len(spec.text) - len(spec.text.rstrip("\\"))) % 2:
+            raise GrammarError("regular expression: a \\ at its end stands for nothing")
         return _Source(f"start: /{regex_to_lark(spec.text, '')}/{_NO_FORCING}")
     if spec.kind == "gbnf":
         from minfer_jax.sampling.grammar.gbnf_lark import lark_of_gbnf

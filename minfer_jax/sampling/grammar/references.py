@@ -48,9 +48,9 @@ class References:
 
         GrammarError for one that this document does not hold; remote ones among them.
         """
-        uri, fragment = urldefrag(reference)
+        uri, fragment = _parts(reference)
         if uri:
-            full = urljoin(self._uris[id(resource)], uri)
+            full = _joined(self._uris[id(resource)], uri)
             found = self._resources.get(full) or self._resources.get(uri)
             if found is None:
                 raise GrammarError(
@@ -73,7 +73,7 @@ class References:
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(value, dict) and key in value:
                 value = value[key]
-            elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            elif isinstance(value, list) and _is_index(key) and int(key) < len(value):
                 value = value[int(key)]
             else:
                 raise GrammarError(f"$ref {reference!r} points to nothing: there is no {key!r}")
@@ -83,7 +83,27 @@ class References:
 
     def _add(self, schema: dict[str, Any], base: str) -> None:
         name = schema.get("$id")
-        uri = urldefrag(urljoin(base, name))[0] if isinstance(name, str) else base
+        uri = _parts(_joined(base, name))[0] if isinstance(name, str) else base
         self._uris[id(schema)] = uri
         if uri:
             self._resources.setdefault(uri, schema)
+
+
+def _parts(uri: str) -> tuple[str, str]:
+    """A URI and its fragment; GrammarError for what is none."""
+    try:
+        whole, fragment = urldefrag(uri)
+    except ValueError as error:
+        raise GrammarError(f"{uri!r} in the JSON schema is no URI: {error}") from None
+    return whole, fragment
+
+
+def _joined(base: str, uri: str) -> str:
+    try:
+        return urljoin(base, uri)
+    except ValueError as error:
+        raise GrammarError(f"{uri!r} in the JSON schema is no URI: {error}") from None
+
+
+def _is_index(key: str) -> bool:
+    return key.isascii() and key.isdecimal() and len(key) < 10

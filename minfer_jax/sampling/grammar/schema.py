@@ -43,6 +43,9 @@ _MAX_PROPERTIES = 2_000
 """Names of one object; compiling them takes time with the square of their number."""
 _MAX_COUNT = 1 << 31
 """No text is as long, so that a higher maximum means nothing."""
+_OPEN = "a name may fit a pattern that was left out"
+"""A mark on an object's schema while its keywords are read."""
+
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _FORMATS = (
     *("date-time", "time", "date", "duration", "email", "hostname"),
@@ -138,6 +141,9 @@ class _Reader:
                 read(self, out, value, place.at(keyword))
             elif keyword not in _SILENT:
                 self._unknown(keyword, value, place)
+        if out.pop(_OPEN, False) and out.pop("additionalProperties", True) not in (True, {}):
+            # It speaks of the names that no pattern has, and a pattern has been left out.
+            self._note(place.at("additionalProperties"), "not enforced, as a pattern is not")
         self._check_strings(out, place)
         self._check_objects(out, place)
         return out
@@ -196,10 +202,16 @@ class _Reader:
         found: dict[str, Any] = {}
         for name, part in value.items():
             pattern = self._expressed(name, place.at(name))
-            if pattern is not None:
-                found[pattern] = self._schema(part, place.at(name))
+            schema = self._schema(part, place.at(name))
+            if pattern is None:
+                out[_OPEN] = True
+            elif pattern in found:  # spelled in another way
+                found[pattern] = {"allOf": [found[pattern], schema]}
+            else:
+                found[pattern] = schema
         problem = _problem({"patternProperties": dict.fromkeys(found, True)}) if found else ""
         if problem:
+            out[_OPEN] = True
             self._note(place, f"not enforced: {problem}")
         elif found:
             out["patternProperties"] = found

@@ -60,7 +60,7 @@ def _checked(name: str, text: Any) -> str:
         raise GrammarError(f"{name} must be a text, not {type(text).__name__}")
     if len(text) > _MAX_CHARACTERS:
         raise GrammarError(f"{name} has {len(text)} characters; allowed: {_MAX_CHARACTERS}")
-    if not text.strip():
+    if not (text if name == "regex" else text.strip()):
         raise GrammarError(f"{name} is empty")
     try:
         text.encode("utf-8")

@@ -1,7 +1,7 @@
 """`Context.decode`: the axis on which batch, memory and graphs meet.
 
 A context is one or several sequences over one model: their memory, the outputs of the last batch
-and counters. It knows nothing of text or sampling.
+and counters. It knows nothing of text, and of sampling only that chains can run in a graph.
 """
 
 from __future__ import annotations
